@@ -1,5 +1,5 @@
-"""Spark ML estimators: a DataFrame (or Parquet files) in, a trained model out, which adds columns
-of predictions.
+"""Spark ML estimators: trained on a DataFrame or Parquet files, they return a model that adds
+columns of predictions.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where the ranks of a training run: Spark tasks, processes of this machine, or whatever a subclass
-knows.
+"""The place where the ranks of a training run: Spark tasks, processes of this machine, or a
+subclass's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from farandole.spark.run import run as run_on_spark
 
 
 class Backend:
-    """Runs a function on ranks. Subclasses give both methods."""
+    """Runs a function on ranks. Subclasses implement both methods."""
 
     def run(
         self,
@@ -21,18 +21,20 @@ class Backend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Call ``fn(*args, **kwargs)`` on every rank, with the variables ``env``; the results, in
-        rank order.
+        """Call ``fn(*args, **kwargs)`` on every rank, with the environment variables ``env``.
+        Returns the results in rank order.
         """
         raise NotImplementedError
 
     def num_processes(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         raise NotImplementedError
 
 
 class LocalBackend(Backend):
-    """``num_proc`` processes of this machine. ``options``: those of ``farandole.run``."""
+    """A backend of ``num_proc`` processes on this machine. ``options``: as for
+    ``farandole.run``.
+    """
 
     def __init__(
         self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
@@ -57,8 +59,8 @@ class LocalBackend(Backend):
 
 
 class SparkBackend(Backend):
-    """``num_proc`` Spark tasks that start together; default: Spark's default parallelism.
-    ``options``: those of ``farandole.spark.run``.
+    """A backend of ``num_proc`` Spark tasks that start together; default: Spark's default
+    parallelism. ``options``: as for ``farandole.spark.run``.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class SparkBackend(Backend):
         return self._num_proc or self.default_num_proc()
 
     def check(self) -> None:
-        """SettingsError where so many tasks can never start together."""
+        """Raise SettingsError if the cluster can never start so many tasks together."""
         from farandole.job.launch.launchers.spark import SparkLauncher
 
         SparkLauncher().check(self.num_processes())

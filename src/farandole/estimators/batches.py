@@ -1,4 +1,4 @@
-"""A rank's batches for an estimator: columns as inputs, labels and weights, numpy arrays for any
+"""A rank's batches for an estimator: columns as inputs, labels and weights, in numpy arrays for any
 framework.
 """
 
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no statistics
+LEAST = 2  # minimum rows of a batch, if there are enough: BatchNorm has no statistics of one row
 
 
 class Batch(NamedTuple):
-    """``rows``: how many count; one of a rank that has none left holds another rank's row, and
-    counts 0. ``share``: by which the mean over this rank's rows is multiplied, so that the average
-    over ranks is that over rows. ``even``: how many rows it would have, if all ranks had equally
-    many. ``others``: columns by name that transformation_fn has made, for a model that takes them
-    so.
+    """A batch of columns.
+
+    ``rows``: the number of rows that count; a rank without rows holds another rank's row, which
+    counts
+    0. ``share``: the factor for the mean over this rank's rows, so that the average over ranks
+      equals the mean over all rows. ``even``: the number of rows if all ranks had equally many.
+      ``others``: columns made by transformation_fn, by name, for a model that takes columns by
+      name.
     """
 
     inputs: tuple[Array, ...]
@@ -43,8 +46,8 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Each ``for`` loop is an epoch: all rows, or as many steps as were asked for, which go on in
-    the next loop.
+    """Batches of a rank. Each ``for`` loop is an epoch of all rows, or of the requested number of
+    steps, after which the next loop continues.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Batches:
         self._reading = reading
         self._rank = rank
         self._size = size
-        self._next: dict[str, int] | None = None  # where the next loop begins
+        self._next: dict[str, int] | None = None  # start of the next loop
         self._reader = data.numpy(
             reading.batch_size,
             shuffle=reading.shuffle,
@@ -72,19 +75,19 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """Of all ranks, in an epoch, about."""
+        """The approximate number of rows of all ranks in an epoch."""
         steps = self._reading.steps
         return self._data.rows if not steps else steps * self._reading.batch_size * self._size
 
     @property
     def of_rank(self) -> int:
-        """Of this rank, in an epoch that begins with the first rows."""
+        """The number of this rank's rows in an epoch that begins with the first rows."""
         deal = self._from_the_first()
         whole, rest = divmod(len(self), deal.count)
         return whole * deal.rows + sum(deal[step].rows for step in range(rest))
 
     def lengths(self) -> list[int]:
-        """Of this rank's batches in an epoch that begins with the first rows."""
+        """The lengths of this rank's batches in an epoch that begins with the first rows."""
         deal = self._from_the_first()
         return [max(deal[step % deal.count].rows, 1) for step in range(len(self))]
 
@@ -104,8 +107,8 @@ class Batches:
 
     @property
     def uneven(self) -> bool:
-        """Whether some batches' share is not 1."""
-        # or what is left of an epoch's rows
+        """True if the share of some batches is not 1."""
+        # a partial epoch may leave any number of rows
         return bool(self._data.rows % self._size) or bool(self._reading.steps)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -118,8 +121,8 @@ class Batches:
                 for arrays in batches:
                     done += 1
                     last = done == left
-                    # known before the batch is handed out: who prefetches may not ask for another
-                    # one
+                    # known before the last batch is handed out, because a prefetching consumer may
+                    # not request another one
                     if last:
                         self._next = self._reader.state_dict(done)
                     yield self._batch(arrays, deal[done - 1])
@@ -128,12 +131,14 @@ class Batches:
             left -= done
 
     def state(self) -> dict[str, int]:
-        """Where the next loop begins, once the last batch of this one has been handed out."""
+        """Return the start of the next loop, once the last batch of this one has been handed
+        out.
+        """
         return dict(self._next or self._reader.state_dict(0))
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Go on there. Data whose rows come in another order begin with the first rows of the
-        epoch, and so do epochs of all rows after those of some.
+        """Resume at a state. The epoch begins with the first rows if the data's rows now have
+        another order, and if an epoch of all rows follows epochs of some.
         """
         try:
             if not self._reading.steps and state.get("position"):
@@ -150,7 +155,7 @@ class Batches:
             }
 
     def rewind(self) -> None:
-        """The next loop begins with the first rows."""
+        """Let the next loop begin with the first rows."""
         self._next = {**self._reader.state_dict(0), "epoch": 0, "position": 0}
 
     def _deal(self) -> Steps:
@@ -164,7 +169,7 @@ class Batches:
 
 
 def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:
-    """Arrays by name, as a batch. DataError for text, and for weights below 0."""
+    """Return arrays by name as a batch. Raises DataError for text, and for weights below 0."""
     if columns.transform is not None:
         arrays = _transformed(arrays, columns)
     free = columns.by_name and columns.transform is not None
@@ -193,7 +198,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
 
 
 def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """What the user's function makes of the rows."""
+    """Apply the user's transformation_fn to the rows."""
     changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
     rows = {
@@ -224,7 +229,7 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
 
 
 def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Given all rows as a pandas DataFrame, with an object for each value that is no number."""
+    """Call it with all rows as a pandas DataFrame, in which non-numeric values are objects."""
     pandas = require("pandas", "transformation_fn")
     frame = pandas.DataFrame(
         {name: list(array) if array.ndim > 1 else array for name, array in arrays.items()}
@@ -240,7 +245,7 @@ def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]
 
 
 def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Given each row as a dict of values by column."""
+    """Call it with each row as a dict of values by column."""
     assert columns.transform is not None
     columns_found: dict[str, list[Any]] = {}
     for index in range(len(next(iter(arrays.values())))):
@@ -268,7 +273,7 @@ def _objects(values: list[Any]) -> Array:
 
 
 def first(data: ParquetData, columns: Columns, rows: int = 2) -> Batch:
-    """The first rows of all, for a look before training starts."""
+    """Return the first rows of the whole data, for a check before training starts."""
     reader = data.numpy(rows, shuffle=False, rank=0, size=1, threads=0)
     with contextlib.closing(iter(reader)) as batches:
         arrays: Any = next(batches)

@@ -1,5 +1,5 @@
-"""What a user's object hears of a training loop that is ours (Keras and Lightning have callbacks of
-their own).
+"""Callbacks for training loops of Farandole's own (Keras and Lightning have their own
+callbacks).
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from typing import Any
 
 
 class Callback:
-    """On every rank. ``model`` and ``optimizer`` are set before training; ``stop_training = True``
-    on any rank ends it after the epoch, on all.
+    """A callback that runs on every rank.
+
+    ``model`` and ``optimizer`` are set before training. ``stop_training = True`` on any rank ends
+    the training after the epoch, on all ranks.
     """
 
     model: Any = None
@@ -20,11 +22,13 @@ class Callback:
     def on_train_begin(self) -> None: ...
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """``epoch`` counts from 0."""
+        """Handle the start of an epoch. ``epoch`` counts from 0."""
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """``logs``: numbers over all ranks: loss, metrics, and those of validation with "val_"
-        before their names.
+        """Handle the end of an epoch.
+
+        ``logs``: values over all ranks: loss and metrics, and validation's with "val_" before their
+        names.
         """
 
     def on_train_end(self) -> None: ...

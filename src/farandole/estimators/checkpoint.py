@@ -1,4 +1,6 @@
-"""Checkpoints of a run in its store: after each epoch one file with all that is needed to go on."""
+"""Checkpoints of a run in its store: one file after each epoch, with everything needed to
+resume.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from typing import Any, NamedTuple
 from farandole.data import Store
 from farandole.errors import DataError
 
-KEPT = 2  # on some file systems a crash may leave a part of the last one
+KEPT = 2  # on some file systems a crash may truncate the last one
 
 
 class Checkpoint(NamedTuple):
-    """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's;
-    ``best``: the weights of ``best_epoch``, if one is better than others. ``steps``: batches of all
-    epochs, where their number was given; ``fingerprint``: that of the training.
+    """A checkpoint.
+
+    ``epoch``: the last completed one. ``state``: the framework's; ``data``: the reader's; ``best``:
+    the weights of ``best_epoch``, if one epoch is better than others. ``steps``: batches of all
+    epochs, if their number was given. ``fingerprint``: of the training.
     """
 
     epoch: int
@@ -47,15 +51,15 @@ def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
 
 
 def _own(store: Store, run_id: str) -> list[str]:
-    """The checkpoints that ``write`` made, oldest first: callbacks may keep others in the run's
-    folder.
+    """Return the checkpoints that ``write`` made, oldest first. Callbacks may keep others in the
+    run's folder.
     """
     form = re.compile(re.escape(store.get_run_path(run_id)) + r"/epoch-\d+\.ckpt")
     return [path for path in store.get_checkpoints(run_id) if form.fullmatch(path)]
 
 
 def last_of(store: Store, run_id: str) -> Checkpoint | None:
-    """The last checkpoint of a run. DataError if the last ones cannot be read."""
+    """Return the last checkpoint of a run. Raises DataError if the last ones cannot be read."""
     errors = []
     for path in reversed(_own(store, run_id)):
         try:

@@ -1,5 +1,5 @@
-"""What a model comes from, in words that are the same for each program that is written alike: as
-JSON has them, without addresses, and without the numbers that Keras puts behind names.
+"""A description of a model's origin that is equal for equal programs: plain JSON, without memory
+addresses and without the numbers that Keras appends to names.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# an address; a function's lines; what a module does just now
+# an address; a function's lines; a module's current mode
 _VARYING = ("shared_object_id", "code", "training")
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it: functions and classes by their names, other objects by their class
-    and the plain values that they hold.
+    """Convert ``value`` to JSON types: functions and classes to their names, other objects to their
+    class and their plain attributes.
     """
     if value is None or isinstance(value, bool | int | float | str):
-        return value if value == value else "nan"  # which is like no other
+        return value if value == value else "nan"  # NaN is unequal to itself
     if isinstance(value, Mapping):
         return {
             str(name): _unnumbered(each) if name == "name" else plain(each)
@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if hasattr(value, "tolist"):  # of numpy
+    if hasattr(value, "tolist"):  # a value of numpy
         return plain(value.tolist())
     if isinstance(value, functools.partial):
         return [plain(value.func), plain(value.args), plain(value.keywords)]
@@ -39,8 +39,8 @@ def plain(value: Any) -> Any:
 
 
 def configured(value: Any) -> Any:
-    """What an object was made with: its Keras configuration, without those of a model's layers, or
-    the plain values among its attributes.
+    """Return an object's settings: its Keras configuration without the model's layers, or its plain
+    attributes.
     """
     if hasattr(value, "get_config"):
         if hasattr(value, "layers"):
@@ -60,7 +60,7 @@ def configured(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Of a value that is ``plain``."""
+    """Return the digest of a value that is ``plain``."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 

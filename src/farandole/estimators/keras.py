@@ -32,9 +32,11 @@ EXTRA = (
 
 @declare(EXTRA)
 class KerasEstimator(DistributedEstimator):
-    """Trains ``model``, a Keras model. ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``:
-    as ``compile`` takes them; default: those that the model is compiled with. The parameters are
-    those of ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here.
+    """Trains ``model``, a Keras model.
+
+    ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``: as for ``compile``; default: the
+    model's compiled ones. The parameters are ``farandole.estimators.spark.params.COMMON``, and
+    ``EXTRA`` here.
     """
 
     train = staticmethod(train)
@@ -85,7 +87,7 @@ class KerasEstimator(DistributedEstimator):
         known = len(model.weights)
         model = by_name(spec, batch, model)
         shapes = check(spec, batch, model)
-        # these rows have built it: ranks, and the result, need all of its weights
+        # these rows have built the model: ranks and the result need all of its weights
         if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return shapes
@@ -109,7 +111,7 @@ class KerasEstimator(DistributedEstimator):
                 " validation"
             )
         mode = getattr(best, "mode", None)
-        if mode is None:  # tf_keras, which has chosen
+        if mode is None:  # tf_keras has chosen the mode
             mode = "max" if getattr(best.monitor_op, "__name__", "") == "greater" else "min"
         return watching._replace(
             monitor=monitor, mode=direction(monitor) if mode == "auto" else mode
@@ -150,8 +152,8 @@ class KerasEstimator(DistributedEstimator):
     )
 )
 class KerasModel(DistributedModel):
-    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` is Keras':
-    numbers by name.
+    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` returns Keras's
+    history, values by name.
     """
 
     def loader(self) -> Loader:
@@ -169,7 +171,7 @@ class KerasModel(DistributedModel):
 
 
 def _compile_config(model: Any) -> dict[str, Any]:
-    """What a model was compiled with; empty if it was not."""
+    """Return a model's compile configuration; empty if it is not compiled."""
     if not getattr(model, "optimizer", None):
         return {}
     config = model.get_compile_config() or {}
@@ -192,7 +194,7 @@ def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
-    # an estimator that has none yet, or what another class wrote
+    # an estimator without a model, or the file of another class
     if not isinstance(values.get("model"), tuple):
         return values
     packed, compiled = values["model"]

@@ -45,8 +45,10 @@ GONE = {
 @declare(EXTRA)
 class LightningEstimator(TorchEstimator):
     """Trains ``model``, a LightningModule (of ``lightning`` or ``pytorch_lightning``) with
-    ``configure_optimizers`` and ``training_step``. A batch is a dict of tensors by the names of the
-    columns. A plain ``torch.nn.Module`` is trained as TorchEstimator does.
+    ``configure_optimizers`` and ``training_step``.
+
+    A batch is a dict of tensors by column name. A plain ``torch.nn.Module`` is trained as by
+    TorchEstimator.
     """
 
     _prefix = "lightning"
@@ -126,7 +128,7 @@ class LightningEstimator(TorchEstimator):
         return check(spec, batch, self._module())
 
     def _watching(self, validated: bool) -> Watching:
-        """Modules log what they like: validation need not have a loss."""
+        """Make the validation loss optional, because modules log any values."""
         return super()._watching(validated)._replace(required=self.isSet("monitor"))
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
@@ -148,7 +150,7 @@ class LightningEstimator(TorchEstimator):
         return super()._columns()._replace(by_name=self._module() is not None)
 
     def _whole(self, spec: Spec, dtypes: Mapping[str, str]) -> tuple[str, ...]:
-        """Features that the module takes as whole numbers, in predictions as in training."""
+        """Return the features that the module takes as integers, in predictions as in training."""
         whole = spec.payload["categories"]
         if spec.columns.by_row:
             own = [
@@ -161,13 +163,13 @@ class LightningEstimator(TorchEstimator):
 
 
 class LightningModel(TorchModel):
-    """A trained module: ``transform(df)`` adds predictions of its ``forward``. Of a subclass that
-    overrides ``get_prediction_fn``, it adds what that function gives for each row, one by one.
+    """A trained module: ``transform(df)`` adds predictions of its ``forward``. If a subclass
+    overrides ``get_prediction_fn``, predictions come from that function, row by row.
     """
 
     def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
-        """A function of the model and a row (a Row of Spark's, or a dict) that gives the model's
-        outputs.
+        """Return a function of the model and a row (a Spark Row, or a dict) that returns the
+        model's outputs.
         """
         names, shapes = self.getOrDefault("feature_columns"), self.getOrDefault("input_shapes")
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())

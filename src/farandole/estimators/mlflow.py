@@ -1,4 +1,4 @@
-"""The metrics of a training in MLflow, where the program has a run of MLflow's."""
+"""Metrics of a training in MLflow, if the program has an active MLflow run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.estimators.progress import flat
 
 
 def track(history: Sequence[dict[str, Any]]) -> None:
-    """Log each epoch's numbers to the active run, if MLflow is loaded and has one."""
+    """Log each epoch's values to the active run, if MLflow is loaded and has one."""
     module = sys.modules.get("mlflow")
     run = None if module is None else module.active_run()
     if module is None or run is None:
@@ -19,5 +19,5 @@ def track(history: Sequence[dict[str, Any]]) -> None:
     try:
         for record in history:
             module.log_metrics(flat(record), step=record["epoch"])
-    except Exception as error:  # of the tracking server: no reason to lose a model
+    except Exception as error:  # an error of the tracking server must not lose a model
         logger.warning("MLflow did not take the metrics of the training: %s", error)

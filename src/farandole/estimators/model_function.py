@@ -1,5 +1,5 @@
-"""``HorovodEstimator``: Databricks' estimator of 2019, whose model function makes a Keras model
-today.
+"""``HorovodEstimator``: Databricks' estimator of 2019, whose model function now returns a Keras
+model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farandole.estimators.spark.persistence import Persistent
 
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
 MOST_EPOCHS = 20  # checkpoints and validations of a training
-RUN = "model"  # its folder below modelDir
+RUN = "model"  # the run's folder below modelDir
 TOO_OLD = (
     "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow"
     " 2.16 has no longer. Today it is modelFn(params) and gives a compiled Keras model, with an"
@@ -46,9 +46,11 @@ PARAMS = (
 
 @declare(PARAMS)
 class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
-    """``HorovodEstimator(modelFn=..., featureMapping={"image": "features"}, modelDir=...,
-    labelCol="label", batchSize=64, maxSteps=5000, isValidationCol="isVal").fit(df)``: a thin layer
-    over KerasEstimator.
+    """Train a model function's model: ``HorovodEstimator(modelFn=..., featureMapping={"image":
+    "features"}, modelDir=..., labelCol="label", batchSize=64, maxSteps=5000,
+    isValidationCol="isVal").fit(df)``.
+
+    A thin layer over KerasEstimator.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -83,7 +85,9 @@ class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
 
 
 def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> Any:
-    """The model of a model function. SettingsError, with all that has changed, for one of 2019."""
+    """Return the model of a model function. Raises SettingsError that lists all changes for a
+    function of 2019.
+    """
     if function is None:
         raise SettingsError(
             "modelFn is required: a function of params that gives a compiled Keras model"
@@ -104,7 +108,7 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
 
 
 def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
-    """The columns, in the order of the model's inputs."""
+    """Return the columns in the order of the model's inputs."""
     if not mapping:
         raise SettingsError(
             "featureMapping is required: a dict from columns to the names of the model's inputs"
@@ -122,9 +126,10 @@ def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
 
 
 def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int, int]:
-    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a
-    checkpoint has already. Epochs are as long as before, unless that makes more than 20 of what is
-    left.
+    """Return the steps per epoch and the total number of epochs, so that a checkpoint's training
+    reaches ``steps`` in total.
+
+    Epochs keep their length, unless more than 20 would remain.
     """
     checkpoint = last_of(store, RUN)
     if checkpoint is None:
@@ -142,8 +147,8 @@ def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int,
 
 
 def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
-    """Steps of an epoch, and epochs: exactly ``steps`` in all, and at most 20 epochs, unless
-    ``each`` says how long they are.
+    """Return the steps per epoch and the number of epochs, for exactly ``steps`` in total and at
+    most 20 epochs, unless ``each`` gives their length.
     """
     if steps < 1:
         raise SettingsError(f"maxSteps={steps} must be at least 1")

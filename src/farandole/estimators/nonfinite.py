@@ -1,5 +1,6 @@
-"""A look for NaN and infinite numbers before training (of one, where model and loss do not leave it
-out, all weights of the model become NaN), and for weights of rows that are none.
+"""Checks before training for NaN and infinite numbers, and for invalid weights of rows.
+
+A single NaN makes all weights of the model NaN, unless model or loss mask it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from farandole.data.parquet.files import ParquetFiles
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns
 
-KINDS = ("number", "list", "vector")  # of columns that are looked at
-# bytes of rows that are looked at: a fit should begin soon, also with files far away
+KINDS = ("number", "list", "vector")  # kinds of columns to check
+# bytes of rows to check: training should begin soon, even with remote files
 MOST = 64 << 20
 
 
 def check_nonfinite(data: ParquetData, columns: Columns) -> None:
-    """A warning for each column with such numbers, and DataError for those in the column of
-    weights, in the first 64 MiB of the rows: footers do not tell.
+    """Warn about columns with such numbers, and raise DataError for them in the column of weights.
+
+    Footers do not list them, so the first 64 MiB of the rows are read.
     """
     numbers = [each for each in data.columns if each.kind in KINDS]
     one = {each.name for each in numbers if np.prod(each.shape) == 1}
-    # what transformation_fn makes of weights, ranks look at
+    # ranks check weights made by transformation_fn
     weight = columns.weight if columns.transform is None and columns.weight in one else None
     floats = [each.name for each in numbers if np.dtype(each.dtype).kind == "f"]
     names = list(dict.fromkeys([*floats, *([weight] if weight is not None else [])]))
@@ -55,7 +57,7 @@ def check_nonfinite(data: ParquetData, columns: Columns) -> None:
 
 
 def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:
-    """Of a column that holds such numbers in ``count`` of so many rows, unless that is none."""
+    """Warn about a column with such numbers in ``count`` of ``rows`` rows, if there are any."""
     if count:
         what = (
             "label" if name in columns.labels else "weight" if name == columns.weight else "feature"

@@ -1,5 +1,5 @@
-"""A training as its epochs go by, whatever its framework: history, checkpoints, the best epoch, the
-end, a line for the user. Every rank has the same numbers, so all decide alike.
+"""The progress of a training, for any framework: history, checkpoints, the best epoch, early
+stopping, and a line for the user. Every rank has the same values, so all decide in the same way.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Best:
         self.last = -1
 
     def update(self, epoch: int, numbers: Mapping[str, float], validated: bool = True) -> bool:
-        """Whether ``epoch`` is the best one now. One that was not ``validated`` tells nothing about
-        such a metric.
+        """Record an epoch, and return whether it is the best one now. An epoch that was not
+        ``validated`` does not change the best value of a validation metric.
         """
         name = self.watching.monitor
         if name.startswith("val_") and not validated:
@@ -44,7 +44,8 @@ class Best:
             )
         value, delta = numbers[name], self.watching.min_delta
         gain = self.value - value if self.watching.mode == "min" else value - self.value
-        better = self.epoch is None or gain > delta or self.value != self.value  # not a number
+        # the value so far is NaN
+        better = self.epoch is None or gain > delta or self.value != self.value
         if better and value == value:
             self.epoch = epoch
             self.value = value
@@ -53,7 +54,7 @@ class Best:
 
     @property
     def stop(self) -> bool:
-        """Whether there were as many epochs without a better one as patience allows."""
+        """Return whether there have been ``patience`` epochs without a better one."""
         patience = self.watching.patience
         return (
             patience is not None
@@ -62,8 +63,10 @@ class Best:
 
 
 class Progress:
-    """``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, ``result`` at the end; on
-    all ranks. An epoch has ``rows``, of all ranks, and ``batches`` of a rank.
+    """The progress of a training on all ranks.
+
+    Call ``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, and ``result`` at the
+    end. An epoch has ``rows`` on all ranks, and ``batches`` on a rank.
     """
 
     def __init__(self, spec: Spec, rank: int, rows: int, batches: int) -> None:
@@ -79,7 +82,7 @@ class Progress:
         self._first = self._steps = 0
 
     def begin(self) -> Checkpoint | None:
-        """The last checkpoint of this run, if there is one, on all ranks."""
+        """Return the last checkpoint of this run, if there is one, on all ranks."""
         checkpoint: Checkpoint | None = None
         if self._saves is not None and self._rank == 0 and self._spec.resume:
             checkpoint = last_of(self._saves, self._spec.run_id)
@@ -89,7 +92,7 @@ class Progress:
             for record in self.history:
                 self._best.update(record["epoch"], flat(record), "validation" in record)
             self._best_weights = checkpoint.best
-            # another metric is watched, and its best weights were not kept
+            # the watched metric has changed, and its best weights were not kept
             if self._best.epoch != checkpoint.best_epoch:
                 self._best = Best(self._spec.watching)
                 self._best_weights = None
@@ -101,8 +104,8 @@ class Progress:
         return checkpoint
 
     def _compare(self, kept: Mapping[str, Any] | None) -> None:
-        """With the training of the checkpoint. DataError if that was another one, and nothing is
-        left to do.
+        """Compare this training with the checkpoint's. Raises DataError if they differ and no
+        epochs remain.
         """
         mine = self._spec.fingerprint
         other = [
@@ -128,7 +131,7 @@ class Progress:
             )
 
     def _tell_more(self) -> None:
-        """A warning where the checkpoint has more epochs than were asked for."""
+        """Warn if the checkpoint has more epochs than requested."""
         if self._first > self._spec.epochs and self._rank == 0:
             logger.warning(
                 "run %r has %d epochs, and epochs=%d: the model comes from all of them; for a"
@@ -140,12 +143,12 @@ class Progress:
 
     @property
     def first(self) -> int:
-        """The epoch with which training begins: ``epochs`` if nothing is left to do."""
+        """Return the first epoch to train: ``epochs`` if none remain."""
         return self._spec.epochs if self._best.stop else self._first
 
     def begin_epoch(self, epoch: int, passes: int) -> None:
-        """Tell the status line what it counts from here on. ``passes``: batches whose gradients
-        make a step.
+        """Configure the status line for an epoch. ``passes``: batches whose gradients make one
+        step.
         """
         steps = -(-self._batches // passes)
         loss = flat(self.history[-1]).get("loss") if self.history else None
@@ -160,9 +163,11 @@ class Progress:
         weights: Callable[[], bytes],
         data: Mapping[str, int] | None = None,
     ) -> bool:
-        """Note an epoch's numbers, keep a checkpoint, say so; whether training should stop.
-        ``state``: all that is needed to go on; ``weights``: the model's; ``data``: where the reader
-        stands.
+        """Record an epoch's values, write a checkpoint, and report them. Returns whether training
+        should stop.
+
+        ``state``: returns everything needed to resume; ``weights``: returns the model's; ``data``:
+        the reader's state.
         """
         record = {"epoch": epoch, "train": dict(train)}
         if validation is not None:
@@ -176,7 +181,7 @@ class Progress:
         return self._best.stop
 
     def result(self, weights: Callable[[], bytes]) -> Result | None:
-        """On rank 0."""
+        """Return the result on rank 0."""
         if self._rank:
             return None
         best = self._best_weights
@@ -220,8 +225,8 @@ class Progress:
 
 
 def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Numbers by name as those of training and those of validation, whose names begin with "val_":
-    here without it.
+    """Split values by name into training's and validation's. Names of validation begin with "val_",
+    which is removed.
     """
     validation = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
     return {
@@ -230,7 +235,7 @@ def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """A record's numbers by name, those of validation with "val_" before it."""
+    """Return a record's values by name, with "val_" before the names of validation."""
     return {
         name: float(value)
         for name, value in named(record).items()
@@ -239,6 +244,6 @@ def flat(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def named(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record holds, as ``flat`` has it, with what is no number."""
+    """Return a record in the form of ``flat``, including values that are not numbers."""
     parts = (("", record["train"]), ("val_", record.get("validation") or {}))
     return {f"{prefix}{name}": value for prefix, part in parts for name, value in part.items()}

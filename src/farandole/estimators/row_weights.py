@@ -1,4 +1,4 @@
-"""What may stand in the column of weights of rows: numbers from 0 on. A row of weight 0 does not
+"""Validation of the weights of rows: finite numbers of at least 0. A row of weight 0 does not
 count.
 """
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightCounts:
-    """``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one of these weights;
-    ``above``: rows whose weight is above 0.
+    """Counts of weights. ``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one
+    of these weights; ``above``: rows whose weight is above 0.
     """
 
     wrong: int = 0
@@ -31,7 +31,7 @@ class WeightCounts:
 
 
 def count_weights(weights: Array) -> WeightCounts:
-    """At the weights of some rows."""
+    """Count the weights of some rows."""
     right = np.isfinite(weights) & (weights >= 0)
     wrong = weights[~right]
     first = float(wrong[0]) if len(wrong) else None
@@ -39,7 +39,7 @@ def count_weights(weights: Array) -> WeightCounts:
 
 
 def check(name: str, counts: WeightCounts, rows: int, *, everything: bool = False) -> None:
-    """DataError for weights that are none; where ``everything`` was looked at, also if no row
+    """Raise DataError for invalid weights, and, if ``everything`` was checked, when no row
     counts.
     """
     if counts.wrong:

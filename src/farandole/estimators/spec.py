@@ -1,4 +1,6 @@
-"""What every rank of a training must know. Made on the driver, checked there, and sent along."""
+"""The specification of a training for every rank: made and checked on the driver, and sent to
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,12 @@ RISING = (
 
 
 class Columns(NamedTuple):
-    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's, or, ``by_row``,
-    a dict of a row's; ``edited``: name, dtype, shape and nullability of columns that it makes;
-    ``removed``: those that it takes away. ``by_name``: the model takes columns by their names, so
-    that those which ``transform`` leaves may be others.
+    """The roles of columns.
+
+    ``transform``: edits a pandas DataFrame of a batch, or, with ``by_row``, a dict of a row;
+    ``edited``: name, dtype, shape and nullability of the columns that it makes; ``removed``: the
+    columns that it drops. ``by_name``: the model takes columns by name, so ``transform`` may leave
+    any columns.
     """
 
     features: tuple[str, ...]
@@ -60,8 +64,8 @@ class Columns(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How rows become batches. ``batch_size``: of a rank. ``steps``: batches that make an epoch,
-    None: all.
+    """Settings for batches of rows. ``batch_size``: of a rank. ``steps``: batches per epoch, None
+    for all.
     """
 
     batch_size: int
@@ -73,10 +77,10 @@ class Reading(NamedTuple):
 
 
 class Watching(NamedTuple):
-    """Which epoch is the best one, and when to stop: ``patience`` epochs without a better one,
-    None: never.
+    """Settings for the best epoch and early stopping. ``patience``: epochs without a better one
+    before training stops, None for never.
 
-    ``monitor``: a metric; "" is the loss of validation where there is validation, and nothing
+    ``monitor``: a metric; "" is the validation loss if there is validation, and no metric
     otherwise.
     """
 
@@ -84,12 +88,12 @@ class Watching(NamedTuple):
     mode: str = "min"
     min_delta: float = 0.0
     patience: int | None = None
-    required: bool = True  # whether it is an error if there is no such metric
+    required: bool = True  # whether a missing metric is an error
 
 
 def direction(metric: str) -> str:
-    """Of a metric of that name: "max" if larger values are better, otherwise "min". The last word
-    that tells decides. SettingsError if none does.
+    """Return "max" if larger values of the metric are better, otherwise "min", judged by the last
+    known word in its name. Raises SettingsError if no word is known.
     """
     for word in reversed(re.findall("[a-z]+[0-9]*", metric.lower())):
         if word.endswith(FALLING):
@@ -102,7 +106,7 @@ def direction(metric: str) -> str:
 
 
 class Spec(NamedTuple):
-    """``payload``: the model and all that belongs to it, as its framework has it."""
+    """The specification of a training. ``payload``: the framework's model and its companions."""
 
     train: ParquetData
     validation: ParquetData | None
@@ -115,7 +119,7 @@ class Spec(NamedTuple):
     store: Store | None
     run_id: str
     resume: bool  # from a checkpoint of that run, if there is one
-    # of what a model comes from: numbers of the data, hyperparameters; as JSON has them
+    # of the model's origin: facts of the data and hyperparameters, in JSON types
     fingerprint: dict[str, Any]
     verbose: int
     use_gpu: bool
@@ -126,8 +130,10 @@ class Spec(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Of rank 0. ``history``: a record for each epoch: epoch, train, validation. ``weights``: of
-    the best epoch, or the last one if none is better than others. ``best_epoch``: None then.
+    """The result on rank 0.
+
+    ``history``: a record for each epoch: epoch, train, validation. ``weights``: of the best epoch,
+    or of the last one if none is better than others; ``best_epoch`` is None then.
     """
 
     history: list[dict[str, Any]]

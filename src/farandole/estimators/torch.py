@@ -34,15 +34,16 @@ EXTRA = (
     ),
     Row("data_module", None, "no effect: farandole.data reads"),
 )
-_UNPICKLED = "optimizer's own"  # beside the parameters, in a file
+_UNPICKLED = "optimizer's own"  # stored in a file next to the parameters
 
 
 @declare(EXTRA)
 class TorchEstimator(DistributedEstimator):
     """Trains ``model``, a ``torch.nn.Module``, with ``optimizer`` (of its parameters, or a function
     of them) and ``loss`` (a function of output and label, or the name of one in
-    torch.nn.functional). The parameters are those of ``farandole.estimators.spark.params.COMMON``,
-    and ``EXTRA`` here.
+    torch.nn.functional).
+
+    The parameters are ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here.
     """
 
     train = staticmethod(train)
@@ -171,14 +172,14 @@ def _several(value: Any) -> list[Any]:
 
 
 def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
-    """The loss of a constructor, which gets what it asks for by name, as Horovod's get its local
-    variables.
+    """Return the loss of a constructor, which gets the values that its argument names request, as
+    Horovod's gets its local variables.
     """
     if not callable(make):
         raise SettingsError(f"loss_constructors: {make!r} is no function that gives a loss")
     try:
         asked = inspect.signature(make).parameters.values()
-    except ValueError:  # of C
+    except ValueError:  # a function written in C
         return make()
     # its arguments are options of a loss
     if isinstance(make, type) and issubclass(make, torch.nn.Module):
@@ -207,7 +208,7 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
 
 
 def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer holds and does not take along into a pickle or a copy, as LBFGS its list of
+    """Return state of an optimizer that its pickles and copies lack, such as LBFGS's list of
     parameters.
     """
     copied = vars(copy.copy(optimizer))
@@ -219,7 +220,7 @@ def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _packed(values: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as they are written."""
+    """Return parameters in the form for writing."""
     optimizer = values.get("optimizer")
     return (
         {**values, _UNPICKLED: unpickled(optimizer)}
@@ -229,7 +230,7 @@ def _packed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
-    """What was written, also by versions that left out what an optimizer does not take along."""
+    """Return the written parameters, also from versions that lacked the state of ``unpickled``."""
     values_found = dict(values)
     held = values_found.pop(_UNPICKLED, {})
     if held:
@@ -238,7 +239,7 @@ def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
-    """One loss for all labels, or one for each."""
+    """Return a loss for each label, from one for all labels or one for each."""
     if len(losses) == 1:
         return losses * len(labels)
     if len(losses) != len(labels):
@@ -249,7 +250,7 @@ def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
 
 
 def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
-    """Functions of output and label, for each label."""
+    """Return functions of output and label, for each label."""
     given = _several(metrics or [])
     found = (
         given
@@ -297,7 +298,7 @@ def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def _on_cpu(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
-    """Both as they are if they are in host memory, otherwise a copy there."""
+    """Return both unchanged if they are in host memory, otherwise copies in host memory."""
     tensors = [*model.parameters(), *model.buffers()]
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return model, optimizer

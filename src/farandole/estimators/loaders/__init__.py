@@ -1,1 +1,1 @@
-"""Trained models as functions of arrays, for Spark's workers: one module for each framework."""
+"""Trained models as functions of arrays for Spark's workers: one module for each framework."""

@@ -1,4 +1,4 @@
-"""Arrays of rows as a model takes them: in another shape, or as integers."""
+"""Conversions of row arrays to a model's shapes and integer types."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Return whether rows of ``shape`` may be reshaped to ``target``: they have as many numbers,
-    and not the same axes in another order (channels first and channels last), whose numbers would
-    be mixed up.
+    """Return whether rows of ``shape`` may be reshaped to ``target``.
+
+    They must have equally many numbers, and not the same axes in another order (channels first and
+    channels last), because a reshape would mix them up.
     """
     own, other = ([length for length in axes if length != 1] for axes in (shape, target))
     return math.prod(own) == math.prod(other) and (own == other or sorted(own) != sorted(other))
 
 
 def rows_of(array: Any, shape: Sequence[int] | None) -> Any:
-    """An array or tensor as rows of ``shape``, in which -1 stands for the rows; as it is if there
-    is none.
+    """Reshape an array or tensor to rows of ``shape``, in which -1 is the number of rows; without
+    ``shape``, return it unchanged.
     """
     return (
         array
@@ -35,14 +36,14 @@ def rows_of(array: Any, shape: Sequence[int] | None) -> Any:
 
 
 def whole_numbers(array: Array, dtype: str) -> Array:
-    """``array`` as ``dtype``. DataError for a number that would become another one: 1.7, NaN, 300
+    """Return ``array`` as ``dtype``. Raises DataError for a number that would change: 1.7, NaN, 300
     as uint8.
     """
     with np.errstate(invalid="ignore"):
         converted = array.astype(dtype, copy=False)
     if converted is array or np.can_cast(array.dtype, dtype):
         return converted
-    # -1 as uint32 comes back as -1
+    # -1 as uint32 converts back to -1
     wrong = (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
     if wrong.any():
         raise DataError(

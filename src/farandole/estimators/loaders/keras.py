@@ -20,8 +20,8 @@ from farandole.inference.input_names import crossed, keys_of
 
 
 class Packed(NamedTuple):
-    """``content``: a .keras file. ``custom``: the pickle of custom objects. ``backend``: of Keras
-    3; "tf_keras".
+    """A model as bytes. ``content``: a .keras file. ``custom``: the pickle of custom objects.
+    ``backend``: Keras 3's backend, or "tf_keras".
     """
 
     content: bytes
@@ -29,13 +29,13 @@ class Packed(NamedTuple):
     backend: str
 
     def env(self) -> dict[str, str]:
-        """Variables of a process that opens it."""
+        """Return environment variables for a process that opens the model."""
         if self.backend == "tf_keras":
             return {"TF_USE_LEGACY_KERAS": "1"}
         return {"KERAS_BACKEND": self.backend}
 
     def package(self) -> Any:
-        """The Keras that the model is of."""
+        """Return the model's Keras package."""
         if "keras" not in sys.modules and "tf_keras" not in sys.modules:
             for name, value in self.env().items():
                 os.environ.setdefault(name, value)
@@ -53,7 +53,7 @@ class Packed(NamedTuple):
 
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
-    """A model and the custom objects it needs."""
+    """Pack a model and the custom objects it needs."""
     objects = {**_own(model), **custom}
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
         path = Path(folder) / "model.keras"
@@ -67,7 +67,9 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
 
 
 def backend_of(model: Any) -> str:
-    """Of Keras 3, or "tf_keras"; SettingsError for what is no Keras model."""
+    """Return the backend of a Keras 3 model, or "tf_keras". Raises SettingsError for anything but a
+    Keras model.
+    """
     kinds = type(model).__mro__
     if any(kind.__module__.startswith("tf_keras.") and kind.__name__ == "Model" for kind in kinds):
         return "tf_keras"
@@ -79,7 +81,7 @@ def backend_of(model: Any) -> str:
 
 
 def _own(model: Any) -> dict[str, Any]:
-    """Classes of the program among the model's layers, by their names."""
+    """Return the program's own classes among the model's layers, by name."""
     layers = [model, *model._flatten_layers()]
     kinds = {type(each) for each in layers}
     return {
@@ -90,7 +92,7 @@ def _own(model: Any) -> dict[str, Any]:
 
 
 class Loader(NamedTuple):
-    """Called in a worker, once."""
+    """A loader that a worker calls once."""
 
     packed: Packed
     names: Sequence[str]
@@ -103,7 +105,7 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             inputs = inputs_of(model, self.names, arrays, self.categories)
             outputs = output_list(model.predict_on_batch(inputs), self.labels)
-            # as the columns are
+            # in the type of the columns
             return tuple(np.asarray(each).astype(np.float64) for each in outputs)
 
         return predict
@@ -112,9 +114,10 @@ class Loader(NamedTuple):
 def inputs_of(
     model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]
 ) -> Any:
-    """Arrays as the model takes them: floats, but for categories and inputs that are declared as
-    whole numbers; of the shape that the model declares; by name where the inputs are named like the
-    columns.
+    """Return arrays in the model's form.
+
+    They are floats, except for categories and inputs declared as integers, and have the model's
+    declared shape. They are passed by name if the inputs have the columns' names.
     """
     inputs = list(getattr(model, "inputs", None) or [])
     by_key = keys_of(model)
@@ -131,7 +134,8 @@ def inputs_of(
     if len(converted) == 1 and (inputs or not by_key):
         return converted[0]
     if by_key:
-        if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
+        # Keras sorts the keys, so their order carries no information
+        if sorted(own) != sorted(names):
             raise DataError(
                 f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are"
                 f" {', '.join(names)}: give columns the names of their inputs (withColumnRenamed),"
@@ -167,8 +171,8 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
 
 
 def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """A model's outputs, as a list. Several in a dict, whose order differs between backends: in
-    that of the labels whose names they have.
+    """Return a model's outputs as a list. Outputs in a dict, whose order depends on the backend,
+    are returned in the order of the labels whose names they have.
     """
     if isinstance(outputs, Mapping):
         named = len(outputs) > 1 and set(outputs) == set(labels)

@@ -19,8 +19,8 @@ _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class Loader(NamedTuple):
-    """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is
-    of whole numbers.
+    """A loader that a worker calls once. ``content``: the model's pickle. ``whole``: for each
+    input, whether it has integers.
     """
 
     content: bytes
@@ -39,7 +39,8 @@ class Loader(NamedTuple):
                 )
                 with naming(model, self.names, inputs):
                     outputs = output_list(model(*inputs), self.labels)
-                return tuple(each.double().numpy() for each in outputs)  # as the columns are
+                # in the type of the columns
+                return tuple(each.double().numpy() for each in outputs)
 
         return predict
 
@@ -47,8 +48,9 @@ class Loader(NamedTuple):
 def inputs_of(
     arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: Any, device: Any
 ) -> list[Any]:
-    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, those of
-    a batch, where -1 stands for rows, or of a row.
+    """Return arrays as the model's inputs: floats of ``dtype``, or integers.
+
+    ``shapes``: of a batch, in which -1 is the number of rows, or of a row.
     """
     tensors = []
     for index, array in enumerate(arrays):
@@ -61,8 +63,10 @@ def inputs_of(
 
 
 def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
-    """``shape`` for batches of any number of rows. Without -1 it is that of a row, or of a batch,
-    whose first axis is the rows: Horovod took both, where each batch was as long as the shape says.
+    """Return ``shape`` for batches of any number of rows.
+
+    Without -1 it is the shape of a row, or of a batch, whose first axis is the rows. Horovod
+    accepted both, because each of its batches had exactly the given length.
     """
     row = math.prod(batch.shape[1:])
     for own in (shape, shape[1:]):
@@ -72,13 +76,13 @@ def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
 
 
 def tensor_of(array: Any) -> Any:
-    """An array that may be written to, as tensors may."""
+    """Return a tensor of a writable array, as tensors require."""
     return torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
 
 
 def label_of(array: Any, model: Any) -> Any:
-    """A label as a tensor: of whole numbers, or of floats like the model's, but never of half
-    precision, in which the class 257 is 256.
+    """Return a label as a tensor: of integers, or of floats like the model's, but never of half
+    precision, in which class 257 is 256.
     """
     tensor = tensor_of(array)
     return (
@@ -89,16 +93,17 @@ def label_of(array: Any, model: Any) -> Any:
 
 
 def floating(model: Any) -> Any:
-    """The type of the model's numbers."""
+    """Return the floating-point type of the model."""
     return next(
         (each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32
     )
 
 
 def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have
-    their names, otherwise in their own. DataError where a label would learn from another output
-    than that of its name.
+    """Return a model's outputs as a list. Outputs in a dict are in the order of the labels, if they
+    have the labels' names, otherwise in their own order.
+
+    Raises DataError if a label would be trained on an output of another name.
     """
     if isinstance(outputs, Mapping):
         if set(outputs) == set(labels):
@@ -116,8 +121,8 @@ def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
 
 @contextlib.contextmanager
 def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[None]:
-    """An IndexError inside that comes from a table of ``model`` becomes a DataError that names
-    table, number and column. ``inputs``: what the model was called with, by columns of ``names``.
+    """Turn an IndexError from an embedding table of ``model`` into a DataError that names table,
+    number and column. ``inputs``: the model's inputs, for the columns ``names``.
     """
     try:
         yield
@@ -129,8 +134,8 @@ def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[
 
 
 def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
-    """What the model looks up beyond a table, once it is called again with these inputs; "" if
-    there is no such.
+    """Describe the model's lookup beyond the end of a table, found by calling it again with these
+    inputs; "" if there is none.
     """
     lookups: list[tuple[str, Any, int]] = []
 

@@ -1,1 +1,1 @@
-"""What estimators are to Spark ML: Params, Estimator, Model, and how they are written and read."""
+"""The Spark ML side of estimators: Params, Estimator, Model, and saving and loading."""

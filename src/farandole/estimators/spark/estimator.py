@@ -1,4 +1,4 @@
-"""The estimator of every framework: from a DataFrame, or Parquet files, to a model."""
+"""The base of all estimators: from a DataFrame, or Parquet files, to a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from farandole.estimators.trainers import rank
 from farandole.job.report import pickling
 from farandole.job.spark import session
 
-_MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
+_MEMORY = 64 << 20  # bytes of rows in a rank, which shares memory with Spark's own processes
 FINGERPRINT = (
     "batch_size",
     "feature_cols",
@@ -63,45 +63,45 @@ Pair = tuple[ParquetData, ParquetData | None]
 
 
 class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
-    """What the estimators of all frameworks share. A subclass gives ``train`` (the function for
+    """The common part of all frameworks' estimators. A subclass has ``train`` (the function for
     ranks), ``payload``, ``check`` and ``model_of``.
     """
 
     train: Callable[[Spec], Result | None]
     _prefix = "run"  # of run ids
-    _greedy = False  # whether the framework takes all GPUs that it sees
+    _greedy = False  # whether the framework takes all visible GPUs
     _by_row = False  # whether transformation_fn takes a row, as Horovod's does
 
     def __init__(self, **values: Any) -> None:
         Estimator.__init__(self)
         EstimatorParams.__init__(self, **values)
 
-    # What a framework gives.
+    # Methods of a framework.
 
     def payload(self) -> dict[str, Any]:
-        """The model and all that belongs to it, for the ranks. ValueError for what is missing or
-        does not fit.
+        """Return the model and its companions, for the ranks. Raises ValueError for missing or
+        incompatible ones.
         """
         raise NotImplementedError
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
-        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each
-        output. None if only training can tell.
+        """Run the model and the loss on ``batch``, on the driver, and return the shape of a row of
+        each output. None if only training can find out.
         """
         raise NotImplementedError
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> Any:
-        """The trained model as a Spark ML model."""
+        """Return the trained model as a Spark ML model."""
         raise NotImplementedError
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Hyperparameters among the payload: plain values by name, the same for each object made
-        alike.
+        """Return the hyperparameters in the payload as plain values by name, equal for equal
+        objects.
         """
         return {}
 
     def env(self) -> dict[str, str]:
-        """Variables for the ranks."""
+        """Return environment variables for the ranks."""
         return {}
 
     # Training.
@@ -113,12 +113,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         params: Mapping[Any, Any] | None = None,
         dataset_idx: int | None = None,
     ) -> Any:
-        """Train on Parquet files; the model.
+        """Train on Parquet files, and return the model.
 
-        ``train``, ``validation``: a path, as ``from_parquet`` takes it, or data of
-        ``farandole.data``; default: the store's folders for prepared data (``dataset_idx`` numbers
-        them). Ranks are Spark tasks if there is a session, else ``num_proc`` processes of this
-        machine; ``backend`` has its own.
+        ``train``, ``validation``: a path, as for ``from_parquet``, or data of ``farandole.data``;
+        default: the store's folders for prepared data (``dataset_idx`` numbers them). Ranks are
+        Spark tasks if there is a session, else ``num_proc`` processes of this machine; a
+        ``backend`` has its own.
         """
         if isinstance(train, Mapping):  # Horovod's first argument
             train, params = None, train
@@ -157,13 +157,13 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     def fitMultiple(
         self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]
     ) -> Iterator[tuple[int, Any]]:
-        """As Spark's own, but the DataFrame is written once for all maps, unless one of them
-        changes what is read.
+        """Fit several parameter maps as Spark does, but write the DataFrame only once, unless one
+        of the maps changes the rows or columns to read.
         """
         if not paramMaps or any(param.name in OF_DATA for each in paramMaps for param in each):
             return super().fitMultiple(dataset, paramMaps)  # type: ignore[no-any-return]
         estimators = [self.copy(each) for each in paramMaps]
-        for each in estimators[1:]:  # the first one does when it writes
+        for each in estimators[1:]:  # the first one does so when it writes
             each._checked_columns()
         return ParamGridFits(
             estimators[0]._written(dataset), [each._trained for each in estimators]
@@ -175,14 +175,14 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
     @contextlib.contextmanager
     def _written(self, dataset: Any) -> Iterator[Pair]:
-        """Rows for training and for validation, as files that are there until the ``with`` block
+        """Yield rows for training and for validation, as files that exist until the ``with`` block
         ends.
         """
         columns, store = self._checked_columns(), self._value("store")
         parent = dataset.sparkSession.conf.get(FOLDER, "") or None
         options = dict(self._value("data_options") or {})
         if store is not None and parent is None:
-            parent = f"{store.prefix_path}/intermediate_data"  # apart from prepared data
+            parent = f"{store.prefix_path}/intermediate_data"  # separate from prepared data
             if "://" in parent and store.storage_options:
                 options.setdefault("storage_options", store.storage_options)
         if parent is None and not shared_folder(dataset.sparkSession):
@@ -197,7 +197,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             yield data
 
     def _checked_columns(self) -> Columns:
-        """The columns. What is wrong with parameters or the model is told here, before Spark
+        """Return the columns. Errors in parameters or the model are raised here, before Spark
         computes.
         """
         columns = self._columns()
@@ -225,7 +225,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             )
         try:
             outputs = self.check(spec, first(data, spec.columns))
-        except ImportError:  # of pyarrow: the ranks look
+        except ImportError:  # without pyarrow: the ranks check
             outputs = None
         packed = pickling.pack(spec, "the training")
         one_gpu = spec.use_gpu if self._greedy else None
@@ -324,7 +324,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return int(self._value("random_seed") or 0)
 
     def _columns(self) -> Columns:
-        """The columns, once all parameters have been looked at."""
+        """Return the columns, after a check of all parameters."""
         self._check_params()
         features, labels = self._value("feature_cols"), self._value("label_cols")
         edited = self._value("transformation_edit_fields") or ()
@@ -373,7 +373,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             )
 
     def _check_named(self) -> None:
-        """SettingsError for a parameter of columns that names none of them, or has shapes for
+        """Raise SettingsError for a column parameter that names no column, or has shapes for
         others.
         """
         value = self._value
@@ -383,7 +383,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             unknown = [name for name in value(option) or () if name not in known]
             if unknown and not (
                 self._by_row or value("transformation_fn")
-            ):  # Horovod's may name any; who makes columns
+            ):  # columns that transformation_fn makes may have any name in Horovod
                 raise SettingsError(
                     f"{option} names {unknown[0]!r}, which is none of the columns"
                     f" ({', '.join(known)}){did_you_mean(unknown[0], known)}"
@@ -453,7 +453,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return LocalBackend(num_proc)
 
     def _opened(self, source: Any, columns: Columns, shapes: Mapping[str, Any]) -> ParquetData:
-        """The files of a path, or of data. ``shapes``: of columns for which the user gives none."""
+        """Open the files of a path, or of data. ``shapes``: of columns without shapes from the
+        user.
+        """
         path, own, options = source, None, dict[str, Any]()
         if isinstance(source, ParquetData):
             path, own, options = (
@@ -476,8 +478,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
 
 def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
-    """How features were read, for each of them in order, as ``predict_udf`` takes it; None where
-    nothing was said.
+    """Return how each feature was read, in order and in ``predict_udf``'s form; None for columns
+    without options.
     """
     options = data.column_options._asdict()
     options["shapes"] = {**padded(data), **options["shapes"]}
@@ -489,5 +491,5 @@ def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
 
 
 def version_of(name: str) -> str:
-    """Of a module that is loaded."""
+    """Return the version of a loaded module."""
     return str(getattr(sys.modules.get(name), "__version__", ""))

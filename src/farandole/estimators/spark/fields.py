@@ -1,4 +1,4 @@
-"""Columns of a DataFrame, as Spark finds them by name."""
+"""Columns of a DataFrame, found by name as Spark does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from farandole.errors import DataError
 
 
 def field_of(frame: Any, name: str) -> Any:
-    """The field of a column, as Spark finds it by name: unless it is case sensitive, also by one in
-    another case. None if there is none, or several.
+    """Return the field of a column; None if there is none, or several.
+
+    Unless Spark is case sensitive, the case of names is ignored.
     """
     exact = [each for each in frame.schema.fields if each.name == name]
     if exact or case_sensitive(frame):
@@ -19,7 +20,7 @@ def field_of(frame: Any, name: str) -> Any:
 
 
 def unfound(frame: Any, what: str, name: str) -> DataError:
-    """The error for a column without a ``field_of``."""
+    """Return the error for a column without a ``field_of``."""
     fold = str if case_sensitive(frame) else str.lower
     same = [other for other in frame.columns if fold(other) == fold(name)]
     if same:

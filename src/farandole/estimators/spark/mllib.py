@@ -1,4 +1,4 @@
-"""What of Spark ML other modules derive from."""
+"""The Spark ML classes that other modules derive from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of every framework: a transformer that adds a column of predictions for each label."""
+"""The base of all models: a transformer that adds a column of predictions for each label."""
 
 from __future__ import annotations
 
@@ -41,25 +41,29 @@ MODEL = (
 
 @declare(MODEL)
 class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
-    """What the models of all frameworks share. A subclass gives ``loader``."""
+    """The common part of all frameworks' models. A subclass has ``loader``."""
 
     def __init__(self, **values: Any) -> None:
         Model.__init__(self)
         Declared.__init__(self, **values)
 
     def loader(self) -> Any:
-        """A function for Spark's workers, without arguments: it gives the model as a function of
-        arrays, one for each input, that gives a tuple of arrays, one for each output.
+        """Return a function without arguments for Spark's workers, which returns the model.
+
+        The model is a function of arrays, one for each input, that returns a tuple of arrays, one
+        for each output.
         """
         raise NotImplementedError
 
     def getOutputCols(self) -> list[str]:
-        """The columns of predictions."""
+        """Return the names of the prediction columns."""
         names: Sequence[str] | None = self.getOrDefault("output_cols")
         return list(names or [f"{name}__output" for name in self.getOrDefault("label_columns")])
 
     def own_prediction(self) -> Callable[[Any, Any], Any] | None:
-        """A function of the model and a row, if a subclass that a program made predicts by one."""
+        """Return the function of the model and a row with which a program's subclass predicts; None
+        without one.
+        """
         return None
 
     def _transform(self, dataset: Any) -> Any:
@@ -98,7 +102,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         )
 
     def _check_texts(self, dataset: Any, features: Sequence[str]) -> None:
-        """DataError for texts where the model was trained on numbers."""
+        """Raise DataError for texts if the model was trained on numbers."""
         dtypes = (self.getOrDefault("_metadata") or {}).get("dtypes", {})
         for name in features:
             if (
@@ -112,7 +116,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
                 )
 
     def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:
-        """The shape of a row of each output: as training saw them, or that of the first row."""
+        """Return the shape of a row of each output: from training, or from the first row."""
         known = (self.getOrDefault("_metadata") or {}).get("outputs")
         labels = self.getOrDefault("label_columns")
         if known is None:
@@ -132,10 +136,12 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         return list(known)
 
     def _finished(self, dataset: Any, label: str, kind: str) -> Callable[[Any], Any]:
-        """Makes of a prediction what fits the label: numbers of its type, and several of them as a
-        vector, which Spark ML's evaluators take, or an array where the label is one.
+        """Return a function that converts a prediction to the label's form.
+
+        Numbers get the label's type. Several numbers become a vector, as Spark ML's evaluators
+        require, or an array if the label is one.
         """
-        # of training: labels may be gone
+        # from training, because labels may be missing now
         kept = (self.getOrDefault("_metadata") or {}).get("labels", {}).get(label)
         field = field_of(dataset, label)
         if kept is None and field is not None:
@@ -151,12 +157,12 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         return lambda column: column
 
 
-# the name that Horovod's models have it by
+# the name in Horovod's models
 DistributedModel.outputCols = DistributedModel.output_cols
 
 
 def _returned(shape: Sequence[int]) -> str:
-    """The type of an output. One number in an array of its own stands for itself."""
+    """Return the Spark type of an output. An array of one number becomes a number."""
     if tuple(shape) in ((), (1,)):
         return "double"
     kind = "double"

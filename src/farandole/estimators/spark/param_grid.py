@@ -1,4 +1,4 @@
-"""Several trainings on the same data, as Spark's tuning asks for them."""
+"""Several trainings on the same data, for Spark's tuning."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Data = TypeVar("Data")
 
 
 class ParamGridFits(Generic[Data]):
-    """An iterator over numbers and models, which several threads may share.
+    """An iterator over (index, model) pairs, which several threads may share.
 
-    ``data`` is entered now, and left when the last training has ended, or one has failed, or nobody
-    holds the iterator. ``trainings``: each makes a model of what ``data`` gave. When one has
-    failed, the others that have not begun fail alike.
+    ``data`` is entered now, and left when the last training has ended, one has failed, or the
+    iterator is dropped. ``trainings``: each makes a model from the value of ``data``. Once one has
+    failed, those not yet begun fail with the same error.
     """
 
     def __init__(

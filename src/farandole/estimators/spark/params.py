@@ -1,4 +1,4 @@
-"""The parameters that all estimators have, by the names, defaults and accessors of Horovod's."""
+"""Parameters common to all estimators, with Horovod's names, defaults and accessors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from farandole.errors import SettingsError, did_you_mean
 
 
 class Row(NamedTuple):
-    """A parameter. ``takes``: converts, and raises TypeError for what it cannot. ``also``: other
-    accessors' names.
+    """A parameter. ``takes``: a converter, which raises TypeError for values that it cannot
+    convert. ``also``: names of additional accessors.
     """
 
     name: str
@@ -27,7 +27,7 @@ _number = TypeConverters.toFloat
 
 
 def names(value: Any) -> list[str]:
-    """One name or several."""
+    """Return one name or several as a list."""
     return [value] if isinstance(value, str) else list(TypeConverters.toListString(value))
 
 
@@ -162,19 +162,19 @@ COMMON = (
 
 
 def camel(name: str) -> str:
-    """``num_proc`` as ``NumProc``."""
+    """Convert ``num_proc`` to ``NumProc``."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def declare(rows: tuple[Row, ...]) -> Callable[[type], type]:
-    """A class decorator: a Param, ``setX`` and ``getX`` for each row."""
+    """Return a class decorator that adds a Param, ``setX`` and ``getX`` for each row."""
 
     def declared(cls: type) -> type:
         for row in rows:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, row.takes))
             for accessor in (camel(row.name), *row.also):
                 for name, accessor_of in ((f"set{accessor}", _setter), (f"get{accessor}", _getter)):
-                    if name not in vars(cls):  # otherwise it has more to say
+                    if name not in vars(cls):  # unless the class has its own accessor
                         setattr(cls, name, accessor_of(row.name, accessor))
         cls._rows = (*getattr(cls, "_rows", ()), *rows)  # type: ignore[attr-defined]
         return cls
@@ -202,7 +202,7 @@ def _getter(name: str, accessor: str) -> Callable[[Any], Any]:
 
 
 class Declared(Params):  # type: ignore[misc]
-    """Params that ``declare`` made: defaults, and values by keyword."""
+    """Params made by ``declare``: defaults, and values by keyword."""
 
     _rows: tuple[Row, ...] = ()
 
@@ -224,7 +224,7 @@ class Declared(Params):  # type: ignore[misc]
                 self._set(**{name: value})
 
     def setParams(self, **values: Any) -> Any:
-        """Set parameters by name, None for its default; the object."""
+        """Set parameters by name, None for a default, and return the object."""
         self._set_checked(values)
         return self
 
@@ -239,7 +239,7 @@ class Declared(Params):  # type: ignore[misc]
 
 @declare(COMMON)
 class EstimatorParams(Declared):
-    """What all estimators share."""
+    """The parameters common to all estimators."""
 
     def _set_checked(self, values: dict[str, Any]) -> None:
         super()._set_checked(values)

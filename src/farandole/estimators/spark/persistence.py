@@ -1,5 +1,5 @@
 """``write()`` and ``read()`` of estimators and models: Spark ML's metadata, with all parameters in
-one pickle, so that an optimizer still has the parameters of its model.
+one pickle, so that an optimizer keeps its references to the model's parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PARAMS = "params"
 
 
 class Persistent(MLWritable, MLReadable):  # type: ignore[misc]
-    """Mixed into classes of ``Params``. ``pack`` and ``unpack``: for values that pickle does not
-    know.
+    """A mixin for classes of ``Params``. ``pack`` and ``unpack``: convert values that pickle cannot
+    handle.
     """
 
     def write(self) -> Any:
@@ -67,8 +67,8 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
 
 
 def public(values: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without keys of file systems: who reads the file may not be who may read the
-    data.
+    """Return parameters without file system credentials, because a reader of the file may not have
+    access to the data.
     """
     kept, dropped = dict(values), False
     if getattr(kept.get("store"), "storage_options", None):
@@ -91,7 +91,7 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
-        # of subclasses that programs make, arguments of the constructor need not be parameters
+        # a program's subclass may have constructor arguments that are no parameters
         instance = self.cls()
         packed = metadata["paramMap"].get(_PARAMS)
         values = packed and self.cls.unpack(cloudpickle.loads(base64.b64decode(packed)))
@@ -108,8 +108,8 @@ class _Reader(MLReader):  # type: ignore[misc]
 
 
 def _context(of: Any) -> Any:
-    """The Spark context; of Spark Connect, which has none, the session, which Spark 4 takes as
-    well.
+    """Return the Spark context, or, for Spark Connect, which has none, the session, which Spark 4
+    accepts as well.
     """
     session = of.sparkSession
     return getattr(session, "_sc", None) or session

@@ -1,5 +1,5 @@
-"""A DataFrame that is computed twice, for training and for validation: rows must be the same both
-times.
+"""A DataFrame that is computed twice, for training and for validation, must return the same rows
+both times.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from farandole.base.log import logger
 from farandole.data import plans
 
-# Of which each row comes out to the last bit, in whatever order rows come in. Sums of floating
-# numbers do not, nor what is first, ranked, limited or sampled among rows without an order.
+# Nodes whose rows are bit-identical for any order of their input. Sums of floats are not, nor are
+# the first, ranked, limited or sampled rows without an order.
 _ALIKE = {
     "Project",
     "Filter",
@@ -39,8 +39,8 @@ _ALIKE = {
 
 
 def may_vary(frame: Any) -> bool:
-    """Whether Spark may compute other rows each time. What it keeps already does not count. True
-    where only a server has the plan (Spark Connect).
+    """Return whether Spark may compute other rows each time, apart from cached results. True if
+    only a server has the plan (Spark Connect).
     """
     try:
         plan = frame._jdf.queryExecution().optimizedPlan()
@@ -56,7 +56,7 @@ _kept: list[_Kept] = []
 
 
 class _Kept:
-    """A DataFrame that Spark keeps for one or several blocks."""
+    """A DataFrame that Spark caches for one or several blocks."""
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
@@ -65,10 +65,10 @@ class _Kept:
 
 @contextlib.contextmanager
 def cached(frame: Any) -> Iterator[Any]:
-    """The DataFrame, computed once, until the ``with`` block ends."""
+    """Yield the DataFrame, computed once, until the ``with`` block ends."""
     try:
         held = _take(frame)
-    except Exception as error:  # of Databricks' serverless sessions, say
+    except Exception as error:  # such as in Databricks' serverless sessions
         logger.warning(
             "Spark computes the DataFrame twice, for training and for validation, and cannot keep"
             " it meanwhile (%s): rows that come out otherwise the second time, as after a sum of"
@@ -85,8 +85,11 @@ def cached(frame: Any) -> Iterator[Any]:
 
 
 def _take(frame: Any) -> _Kept | None:
-    """Have Spark keep it. It does so by plan, for all who have the same one: blocks of other
-    threads count, and None is what the program keeps itself.
+    """Cache a DataFrame in Spark, and count its users; return None if the program already caches
+    it.
+
+    Spark caches by plan, for all DataFrames with the same one, so blocks of other threads count,
+    too.
     """
     with _lock:
         held = next((each for each in _kept if _same(each.frame, frame)), None)
@@ -111,8 +114,8 @@ def _leave(held: _Kept) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two DataFrames have the same plan. Spark Connect cannot compare those of two
-    sessions.
+    """Return whether two DataFrames have the same plan. Spark Connect cannot compare DataFrames of
+    two sessions.
     """
     alike = hasattr(one, "_jdf") or one.sparkSession is other.sparkSession
     return bool(alike and one.sameSemantics(other))

@@ -35,9 +35,11 @@ def predicted(
     finished: Mapping[str, Callable[[Any], Any]],
     options: Mapping[str, Any],
 ) -> Any:
-    """``frame`` with a column for each of ``returns`` (name: type), computed of ``columns`` (name:
-    column) by the loader's model, and ``finished``. A column of that name is replaced. ``options``:
-    how the columns are read, one for each.
+    """Return ``frame`` with a column for each of ``returns`` (name: type), replacing columns of
+    that name.
+
+    ``columns`` (name: column): the inputs of the loader's model. ``finished``: the conversion of
+    each output. ``options``: how the columns are read, one for each.
     """
     fields = ",".join(f"o{index}:{kind}" for index, kind in enumerate(returns.values()))
     held = unused(frame)
@@ -51,19 +53,21 @@ def predicted(
     )
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
     added = {name: finished[name](F.col(f"{held}.o{index}")) for index, name in enumerate(returns)}
-    # no select: names of other columns may be there twice
+    # no select, because other columns may have duplicate names
     return whole.drop(*added).withColumns(added).drop(held)
 
 
 def _in_rows(frame: Any) -> Any:
-    """``frame`` with a condition that all rows meet, where Spark (4.3) would hand columns of files
-    to Python as they are: it fails with UNSUPPORTED_DATATYPE if a vector is beside them. After a
-    condition there are rows.
+    """Return ``frame`` with a condition that all rows meet, if Spark (4.3) would pass columns of
+    files to Python unconverted.
+
+    That fails with UNSUPPORTED_DATATYPE if one of the other columns is a vector. After a condition,
+    Spark passes rows.
     """
     try:
-        # a default of ours would hide Spark's own
+        # a default given here would hide Spark's own
         columnar = frame.sparkSession.conf.get(_COLUMNAR)
-    # Spark of before knows no such setting: an error of PySpark's or, in 3.5, of py4j's
+    # older versions of Spark lack the setting: an error of PySpark's or, in 3.5, of py4j's
     except Exception:
         return frame
     if columnar.lower() != "true":
@@ -78,7 +82,9 @@ def _in_rows(frame: Any) -> Any:
 
 
 def _others(frame: Any, names: Sequence[str]) -> list[str]:
-    """The columns that stay beside new ones of ``names``, as Spark's ``withColumn`` takes names."""
+    """Return the columns that remain when columns of ``names`` are added, with names compared as in
+    Spark's ``withColumn``.
+    """
     if case_sensitive(frame):
         return [name for name in frame.columns if name not in names]
     return [name for name in frame.columns if name.lower() not in {each.lower() for each in names}]
@@ -87,9 +93,9 @@ def _others(frame: Any, names: Sequence[str]) -> list[str]:
 def predicted_by_row(
     frame: Any, model: Any, function: Callable[[Any, Any], Any], names: Sequence[str]
 ) -> Any:
-    """``frame`` with a column for each of ``names``, which ``function`` computes of the model and a
-    row, as the ``get_prediction_fn`` of a subclass of Horovod's models gives it. Several numbers
-    are a vector.
+    """Return ``frame`` with a column for each of ``names``, computed by ``function`` from the model
+    and a row, as the ``get_prediction_fn`` of a subclass of Horovod's models does. Several numbers
+    become a vector.
     """
     others = _others(frame, names)
     kept = [index for index, name in enumerate(frame.columns) if name in others]
@@ -107,7 +113,7 @@ def predicted_by_row(
 
 
 def _task(job: bytes, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For the executors, where Farandole need not be."""
+    """Return the task for executors, which may lack Farandole."""
 
     def run(rows: Iterator[Any]) -> Iterator[Any]:
         import sys
@@ -124,7 +130,7 @@ def _task(job: bytes, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def of_rows(job: bytes, rows: Iterator[Any]) -> Iterator[Any]:
-    """Rows with predictions, in a task."""
+    """Yield rows with predictions, in a task."""
     model, function, kept, names = cloudpickle.loads(job)
     for row in rows:
         values = [
@@ -135,7 +141,7 @@ def of_rows(job: bytes, rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _numbers(outputs: Any, names: Sequence[str]) -> list[Any]:
-    """A number or an array for each column."""
+    """Return a number or an array for each column."""
     several = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     if len(several) != len(names):
         raise DataError(

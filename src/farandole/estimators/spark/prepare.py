@@ -1,4 +1,4 @@
-"""``prepare_data``: a DataFrame written to a store's folders, for ``fit_on_parquet`` without
+"""``prepare_data``: write a DataFrame to a store's folders, for ``fit_on_parquet`` without
 arguments.
 """
 
@@ -18,7 +18,8 @@ from farandole.estimators.spark.split import computed_once, split
 from farandole.estimators.spark.validate import check_types
 from farandole.estimators.spec import Columns
 
-_prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []  # the DataFrame, how, and where
+# the DataFrame, its options, and its folder
+_prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []
 
 
 @contextlib.contextmanager
@@ -34,12 +35,13 @@ def prepare_data(
     partitions_per_process: int = 10,
     verbose: int = 0,
 ) -> Iterator[int]:
-    """Write training rows, and those for validation, to the store's folders; gives the number of
-    the data set, for ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns
-    is written once. A store that has one folder for all numbers, as Horovod's programs make it,
-    holds what was prepared last.
+    """Write training and validation rows to the store's folders.
 
-    ``compress_sparse``, ``verbose``: no effect. The files stay until ``clear_training_cache``.
+    Returns the number of the data set, for ``fit_on_parquet(dataset_idx=...)``. The same DataFrame
+    with the same columns is written once. A store that has one folder for all numbers, as in
+    Horovod programs, holds the data set prepared last.
+
+    ``compress_sparse``, ``verbose``: no effect. The files remain until ``clear_training_cache``.
     """
     if num_processes < 1 or partitions_per_process < 1:
         raise SettingsError(
@@ -62,7 +64,7 @@ def prepare_data(
 
 
 def clear_training_cache() -> None:
-    """Remove what ``prepare_data`` wrote."""
+    """Remove the files that ``prepare_data`` wrote."""
     while _prepared:
         _clear(*_prepared[-1][2:])
 
@@ -76,7 +78,7 @@ def _write(df: Any, columns: Columns, validation: float | str | None, store: Sto
         if frame is not None and frame.isEmpty():
             raise DataError(empty)
     paths = (store.get_train_data_path, store.get_val_data_path)
-    # a program's own: one folder, whatever the number
+    # a program's own store: one folder for all numbers
     if store.get_train_data_path(0) == store.get_train_data_path(1):
         number = 0
         _check_apart(df, [path(number) for path in paths])
@@ -100,7 +102,7 @@ def _write(df: Any, columns: Columns, validation: float | str | None, store: Sto
 
 
 def _clear(store: Store, number: int) -> None:
-    """Remove a data set, and what is remembered of it."""
+    """Remove a data set and its entry."""
     train = store.get_train_data_path(number)
     store.delete(train)
     store.delete(store.get_val_data_path(number))
@@ -108,7 +110,7 @@ def _clear(store: Store, number: int) -> None:
 
 
 def _check_apart(df: Any, folders: Sequence[str]) -> None:
-    """DataError if the rows are read from where they would be written: what is there is removed
+    """Raise DataError if the rows are read from the folder to be written, which is cleared
     first.
     """
     read = [_plain(url) for url in plans.input_files(df)]

@@ -1,4 +1,4 @@
-"""Split the rows of a DataFrame for training and validation, of one computation."""
+"""Split the rows of a DataFrame for training and validation, from a single computation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from farandole.estimators.spark.fields import field_of
 from farandole.estimators.spark.plan_stability import cached, may_vary
 from farandole.estimators.spark.validate import check_sides
 
-_PARTS = 1 << 30  # of the hash that splits rows
+_PARTS = 1 << 30  # range of the hash that splits rows
 
 
 @contextlib.contextmanager
 def computed_once(
     frame: Any, names: Sequence[str], validation: float | str | None
 ) -> Iterator[Any]:
-    """A DataFrame whose sides for training and for validation have the rows of one computation,
-    within the block.
+    """Yield a DataFrame whose training and validation rows come from one computation, within the
+    block.
     """
     if isinstance(validation, str):
         check_sides(frame, validation)
@@ -38,18 +38,21 @@ def computed_once(
 def split(
     frame: Any, names: Sequence[str], validation: float | str | None, seed: int
 ) -> tuple[Any, Any]:
-    """Rows for training and for validation. By a fraction: the same rows fall to the same side each
-    time, whatever order they come in, and equal rows together.
+    """Return rows for training and for validation.
+
+    A split by a fraction is deterministic: it depends on neither the time nor the order of rows,
+    and keeps equal rows together.
     """
     columns = [F.col(quote(name)) for name in names]
-    quoted = [  # under these names, whatever their case in the DataFrame
+    quoted = [  # quoted names, whatever their case in the DataFrame
         column if name in frame.columns else column.alias(name)
         for name, column in zip(names, columns, strict=True)
     ]
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
-        number = F.expr(f"try_cast({quote(validation)} as double)")  # of text that is none: null
+        # text that is no number becomes null
+        number = F.expr(f"try_cast({quote(validation)} as double)")
         held = F.nanvl(number, F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(
             *quoted

@@ -20,7 +20,7 @@ _TEXT = "index it first (StringIndexer), or leave it out"
 
 
 def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
-    """DataError for a column that is missing, or whose type cannot become a tensor."""
+    """Raise DataError for a missing column, or a type that cannot become a tensor."""
     fields_by_name = {name: field_of(frame, name) for name in columns.all}
     fields = {name: field.dataType for name, field in fields_by_name.items() if field is not None}
     for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
@@ -32,7 +32,7 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
             f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame"
         )
     if columns.transform is not None:
-        return  # which may make numbers of anything
+        return  # transformation_fn may make numbers of any type
     for name in columns.all:
         why = _unusable(
             fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name
@@ -72,7 +72,7 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
 
 
 def check_sides(frame: Any, name: str) -> None:
-    """DataError unless it is a column that says which rows are for validation."""
+    """Raise DataError unless the column can select the rows for validation."""
     field = field_of(frame, name)
     if field is None:
         raise unfound(frame, "Validation", name)
@@ -85,10 +85,12 @@ def check_sides(frame: Any, name: str) -> None:
 
 
 def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
-    """DataError if lists or vectors of a column differ in length, or hold null, and for weights
-    below 0; a warning for a column with NaN or infinite numbers, of which one would make all
-    weights NaN: footers do not tell, and ranks would find out in the middle of an epoch. Spark
-    looks at these columns, in one pass.
+    """Check values of the written rows, in one pass of Spark.
+
+    Raises DataError if lists or vectors of a column differ in length, or hold null, and for weights
+    below 0. Warns about columns with NaN or infinite numbers, because a single one makes all
+    weights of the model NaN. Footers do not list such values, and ranks would find them only in the
+    middle of an epoch.
     """
     chosen = [
         each for each in data.columns if each.kind in ("list", "vector") and each.fill is None
@@ -110,7 +112,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
             F.min(F.size(values)).alias(f"least{index}"),
             F.max(F.size(values)).alias(f"most{index}"),
         ]
-    # ranks look at what it makes of them
+    # ranks check the weights that it makes
     weight = columns.weight if columns.transform is None else None
     if weight is not None:
         numbers += _of_weights(F.col(quote(weight)).cast("double"))
@@ -119,7 +121,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     row = rows.agg(*numbers).first()
     if weight is not None:
         seen = row_weights.WeightCounts(row["wrong"], row["wrong one"], row["above"])
-        # nulls, by ranks
+        # ranks check nulls
         filled = any(each.name == weight and each.fill is not None for each in data.columns)
         row_weights.check(weight, seen, data.rows, everything=not filled)
     for index, column in enumerate(chosen):
@@ -152,14 +154,16 @@ def _of_weights(weight: Any) -> list[Any]:
 
 
 def array_of(vectors: Any) -> Any:
-    """Spark's function fails on null, and does not say in which column."""
+    """Return an array of vectors. Spark's function fails on null without naming the column."""
     from pyspark.ml.functions import vector_to_array
 
     return F.when(vectors.isNotNull(), vector_to_array(vectors))
 
 
 def _nan(frame: Any, name: str) -> Any:
-    """Whether a row has NaN or infinite numbers in this column; None for a type that has none."""
+    """Return whether a row has NaN or infinite numbers in this column; None for a type without
+    them.
+    """
     kind, column = frame.schema[name].dataType, F.col(quote(name))
     if isinstance(kind, T.FloatType | T.DoubleType):
         return _not_finite(column)

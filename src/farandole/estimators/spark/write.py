@@ -1,4 +1,6 @@
-"""A DataFrame as data for an estimator: validated, split, written; removed when training ends."""
+"""A DataFrame as data for an estimator: validated, split, written, and removed when training
+ends.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def prepared(
     options: Mapping[str, Any],
     seed: int,
 ) -> Iterator[tuple[ParquetData, ParquetData | None]]:
-    """Training rows and validation rows of a DataFrame, as files that are there until the ``with``
-    block ends.
+    """Yield training rows and validation rows of a DataFrame, as files that exist until the
+    ``with`` block ends.
     """
     check_types(frame, columns, options)
     reading = {**options, "columns": columns.all}
@@ -76,7 +78,7 @@ def _write(frame: Any, parent: str | None, options: Mapping[str, Any], empty: st
 
 
 def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
-    """The shapes of lists that are filled up: training says them, and other rows follow."""
+    """Return the shapes of padded lists: training's shapes apply to other rows."""
     return {
         each.name: each.shape
         for each in data.columns

@@ -1,1 +1,1 @@
-"""What a rank does: one module for each framework, without Spark."""
+"""The training on a rank: one module for each framework, without Spark."""

@@ -16,7 +16,7 @@ from farandole.estimators.spec import Spec
 
 
 class Training:
-    """``factor``: by which the learning rate of one rank is multiplied."""
+    """A training on a rank. ``factor``: multiplies the learning rate of one rank."""
 
     def __init__(self, spec: Spec, rank: int, size: int) -> None:
         self.spec = spec
@@ -27,15 +27,17 @@ class Training:
         self.factor = size if spec.scale_lr else 1
 
     def begin(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if there is one; the rows go on where it stands."""
+        """Return the checkpoint to resume from, if there is one; the rows resume at its
+        position.
+        """
         checkpoint = self.progress.begin()
         if checkpoint is not None:
             self.batches.load(checkpoint.data)
         return checkpoint
 
     def held(self) -> Batches | None:
-        """Rows for validation, if there are such: this rank's part, or all of them where there are
-        fewer than ranks.
+        """Return rows for validation, if there are any: this rank's part, or all of them if there
+        are fewer rows than ranks.
         """
         spec = self.spec
         if spec.validation is None:
@@ -44,13 +46,15 @@ class Training:
         return Batches(spec.validation, spec.columns, spec.validation_reading, *part)
 
     def seed(self, epoch: int) -> int:
-        """Of an epoch on this rank, so that a training that goes on there draws the same
+        """Return the seed for an epoch on this rank, so that a resumed training draws the same
         numbers.
         """
         return int(np.random.SeedSequence([self.spec.seed, epoch, self.rank]).generate_state(1)[0])
 
     def compression(self) -> dict[str, Any]:
-        """The argument of a distributed optimizer; none if the user gave none."""
+        """Return the compression argument of a distributed optimizer; empty if the user gave
+        none.
+        """
         return {} if self.spec.compression is None else {"compression": self.spec.compression}
 
 
@@ -61,8 +65,9 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
 
 
 def mean_over_ranks(of_rank: Mapping[str, float], rows: int) -> dict[str, float]:
-    """Return the means over the rows of all ranks. ``of_rank``: the means over the ``rows`` rows of
-    this rank. NaN if no rank has any rows.
+    """Return the means over the rows of all ranks; NaN if no rank has any rows.
+
+    ``of_rank``: the means over the ``rows`` rows of this rank.
     """
     *totals, count = sum_over_ranks([*(number * rows for number in of_rank.values()), rows])
     return {

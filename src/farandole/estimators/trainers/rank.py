@@ -1,5 +1,5 @@
-"""The function that a rank of an estimator runs, and its GPU. Ranks import no pyspark, nor a
-framework that their training does not need.
+"""The function that a rank of an estimator runs, and its GPU. Ranks import neither pyspark nor
+frameworks that their training does not need.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from farandole.spark import get_available_devices
 
 
 def fit(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:
-    """The training, and its result on rank 0. (Messages of the job show this name.)
+    """Train, and return the result on rank 0. (The job's messages show this function's name.)
 
-    The spec comes pickled, so that what it holds is checked and packed once. ``one_gpu``: whether
-    the process may see one, or none; None: it sees what it sees.
+    The spec arrives pickled, so that its contents are checked and packed once. ``one_gpu``: whether
+    the process may see one GPU, or none; None: it sees all visible ones.
     """
     if one_gpu is not None:
-        # before anything in the spec imports a framework, which may look for GPUs then
+        # before anything in the spec imports a framework, which may look for GPUs
         pin_gpu(one_gpu)
     return train(pickling.unpack(spec))
 
 
 def gpu_index(local_rank: int, count: int) -> int:
-    """Return the index of the rank's GPU: the one that Spark assigned to its task, otherwise
-    the one for its rank on the host. ``count``: GPUs that the process sees.
+    """Return the index of the rank's GPU: the one that Spark assigned to its task, otherwise the
+    one for its local rank. ``count``: the number of GPUs that the process sees.
     """
     mine = get_available_devices()
     if (
@@ -41,8 +41,8 @@ def gpu_index(local_rank: int, count: int) -> int:
 
 
 def pin_gpu(use_gpu: bool) -> None:
-    """Show this process one GPU, before a framework looks for them: for frameworks that take all
-    they see.
+    """Show this process one GPU before a framework looks for GPUs, because some frameworks take all
+    visible ones.
     """
     if not use_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -59,4 +59,4 @@ def pin_gpu(use_gpu: bool) -> None:
         gpu_index(max(Placement.from_env().local_rank, 0), len(cards))
     ]
     if get_available_devices():
-        os.environ["FARANDOLE_GPUS"] = "0"  # their numbers are those of GPUs that the process sees
+        os.environ["FARANDOLE_GPUS"] = "0"  # indices count the visible GPUs

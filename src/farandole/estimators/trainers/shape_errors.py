@@ -1,4 +1,4 @@
-"""What does not fit together, found before training starts: a model and its features, a loss and
+"""Errors about shapes, found before training starts: of a model and its features, or of a loss and
 its labels.
 """
 
@@ -11,7 +11,7 @@ from farandole.errors import DataError
 
 
 def describe_columns(names: Sequence[str], arrays: Iterable[Any]) -> str:
-    """Columns with the type and the shape of a row, for messages."""
+    """Describe columns with the type and shape of a row, for messages."""
     pairs = zip(names, arrays, strict=True)
     return ", ".join(f"{name} {each.dtype}{list(each.shape[1:])}" for name, each in pairs)
 
@@ -19,7 +19,7 @@ def describe_columns(names: Sequence[str], arrays: Iterable[Any]) -> str:
 def features_error(
     features: str, error: Exception, *, by: str = "the model", cure: str = ""
 ) -> DataError:
-    """For a model that raised ``error``. ``by``: which part of it."""
+    """Return the error for a model that raised ``error``. ``by``: the part of it that did."""
     cure = f". {cure}" if cure else ""
     return DataError(
         f"{by} cannot take the features {features}: {type(error).__name__}: {error}{cure}"
@@ -27,7 +27,7 @@ def features_error(
 
 
 def loss_error(outputs: Any, labels: str, error: Exception) -> DataError:
-    """For a loss that raised ``error``. ``outputs``: their shapes."""
+    """Return the error for a loss that raised ``error``. ``outputs``: the shapes of outputs."""
     return DataError(
         f"the loss cannot take outputs of shape {outputs} and {labels}: {type(error).__name__}:"
         f" {error}"
@@ -35,7 +35,7 @@ def loss_error(outputs: Any, labels: str, error: Exception) -> DataError:
 
 
 def check_output_count(outputs: Sequence[Any], labels: Sequence[str]) -> None:
-    """DataError unless there is one output for each label."""
+    """Raise DataError unless there is one output for each label."""
     if len(outputs) != len(labels):
         raise DataError(
             f"the model has {len(outputs)} outputs for {len(labels)} label columns: {labels}"

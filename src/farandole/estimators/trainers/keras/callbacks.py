@@ -12,12 +12,13 @@ from farandole.estimators.spec import Spec
 
 @contextlib.contextmanager
 def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
-    """The user's callbacks. Those of Keras that write a file do it on rank 0 alone: ranks of one
-    host would write over each other's. With a store, TensorBoard writes to the logs of the run
-    there.
+    """Yield the user's callbacks. Keras's file-writing callbacks run on rank 0 only, because ranks
+    of one host would overwrite each other's files.
+
+    With a store, TensorBoard writes to the logs of the run there.
     """
     store, kind = spec.store, keras.callbacks.TensorBoard
-    # not subclasses, which may do more
+    # exact classes only: subclasses may do more
     writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}
     callbacks = [
         each for each in spec.payload["callbacks"] if not rank or type(each) not in writers
@@ -39,4 +40,4 @@ def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
             *boards,
             keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sync(folder)),
         ]
-        sync(folder)  # with what is written when training ends
+        sync(folder)  # including files written when training ends

@@ -1,4 +1,4 @@
-"""A look at model and losses before training starts."""
+"""Checks of model and losses before training starts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from farandole.estimators.trainers.shape_errors import (
 
 
 def _build(model: Any, batch: Batch) -> None:
-    """A sequence of layers that has not seen an input, for any number of rows. Others are built by
-    a call.
+    """Build a Sequential that has not seen an input, for any number of rows. A call builds other
+    models.
     """
     if not model.built and type(model).__name__ == "Sequential" and len(batch.inputs) == 1:
         model.build((None, *batch.inputs[0].shape[1:]))
 
 
 def by_name(spec: Spec, batch: Batch, model: Any) -> Any:
-    """``model``, or one that these rows have built, with a dict of features by their names: where
-    it is not built, and takes no list of them. Its file tells from then on.
+    """Return ``model``, or one that these rows have built with a dict of features by name.
+
+    The latter applies if the model is not built and does not accept a list of features. From then
+    on the model's file records its inputs.
     """
     names, categories, packed = (
         spec.columns.features,
@@ -51,14 +53,17 @@ def by_name(spec: Spec, batch: Batch, model: Any) -> Any:
             inputs_of(model, [name], [each], categories)
             for name, each in zip(names, batch.inputs, strict=True)
         )
-        with contextlib.suppress(Exception):  # who takes neither is told of the list
+        # a model that accepts neither gets the error for a list
+        with contextlib.suppress(Exception):
             other(dict(zip(names, arrays, strict=True)), training=False)
             return other
     return model
 
 
 def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
-    """Run ``model`` and the losses once, with these rows; the shape of a row of each output."""
+    """Run ``model`` and the losses once on these rows, and return the shape of a row of each
+    output.
+    """
     keras = spec.payload["model"].package()
     names = spec.columns.features
     try:
@@ -97,7 +102,7 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
 
 
 def _number(keras: Any, value: Any) -> Any:
-    """As Keras 3 hands it to losses: functions of the user's own need not take NumPy's arrays."""
+    """Convert a value as Keras 3 does for losses: custom functions may not accept NumPy arrays."""
     return (
         keras.ops.convert_to_tensor(value, keras.backend.floatx())
         if hasattr(keras, "ops")
@@ -106,7 +111,9 @@ def _number(keras: Any, value: Any) -> Any:
 
 
 def _like(given: Any, label: Any, output: tuple[int, ...]) -> Any:
-    """The shape of a label: the user's, or that of an output that it fits. Metrics and losses of
-    one's own do not match them: a row of labels minus a column of outputs is a table.
+    """Return the shape of a label: the user's, or the output's if it fits.
+
+    Custom metrics and losses do not match shapes: a row of labels minus a column of outputs is a
+    table.
     """
     return output if given is None and fits(label.shape[1:], output) else given

@@ -1,4 +1,6 @@
-"""With what a model is compiled on a rank: optimizer, losses and metrics, one for each label."""
+"""The optimizer, losses and metrics with which a model is compiled on a rank, one for each
+label.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,7 @@ from farandole.estimators.spec import Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``compile``: what the model was compiled with, and what the estimator was given
-    instead.
-    """
+    """Return arguments of ``compile``: the model's compiled ones, replaced by the estimator's."""
     options: dict[str, Any] = keras.saving.deserialize_keras_object(dict(payload["compiled"] or {}))
     heads = payload.get("heads") or ()
     for name, value in payload["options"].items():
@@ -27,9 +27,11 @@ def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
-    """The names of outputs that come as a dict, in the order of the labels; none for other outputs.
-    DataError if they are not those of the labels: frameworks sort the keys of a dict, so an order
-    tells nothing.
+    """Return the names of outputs that come as a dict, in the order of the labels; empty for other
+    outputs.
+
+    Raises DataError if they are not the labels' names: frameworks sort the keys of a dict, so their
+    order carries no information.
     """
     if not isinstance(outputs, Mapping) or len(outputs) == 1:
         return ()
@@ -43,11 +45,11 @@ def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def losses_of(losses_given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
-    """The loss of each label, as Keras pairs them with the outputs. ValueError for one of an
-    unknown output.
+    """Return the loss of each label, in Keras's pairing with the outputs. Raises ValueError for a
+    loss of an unknown output.
     """
     heads, count = spec.payload["heads"], len(spec.columns.labels)
-    # of compile(), and sorted
+    # from compile(), which sorts them
     if heads and isinstance(losses_given, list | tuple) and len(losses_given) == count:
         losses_given = dict(zip(sorted(heads), losses_given, strict=True))
     if isinstance(losses_given, Mapping):

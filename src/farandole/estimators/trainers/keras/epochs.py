@@ -1,4 +1,4 @@
-"""The numbers of Keras' epochs: callbacks that note them, over all ranks, and end training."""
+"""The values of Keras's epochs: callbacks that record them over all ranks, and end training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.estimators.trainers.keras.state import Rates, saved
 
 
 def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
-    """The callback that notes each epoch's numbers, and ends training."""
+    """Return the callback that records each epoch's values, and ends training."""
     progress = training.progress
     first = progress.first
 
@@ -41,14 +41,14 @@ def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A metric as a number, or a list where it gives one for each class."""
+    """Return a metric as a number, or as a list if it has a value for each class."""
     array = np.asarray(value, np.float64)
     return float(array.reshape(())) if array.size == 1 else array.tolist()
 
 
 def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
-    """The callback that makes the numbers of an epoch, for those after it, means over the rows of
-    all ranks.
+    """Return the callback that replaces an epoch's values by means over the rows of all ranks, for
+    later callbacks.
     """
 
     class Means(keras.callbacks.Callback):  # type: ignore[misc]
@@ -65,9 +65,11 @@ def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
 
 
 class _Exact:
-    """Losses of an epoch as means over rows, made of Keras' own, which are those since the epoch
-    began. ``by_batch``: whether Keras counts the loss of one of several outputs once for each
-    batch, whatever its rows.
+    """Computes losses of an epoch as means over rows, from Keras's running losses since the epoch
+    began.
+
+    ``by_batch``: whether Keras weights each batch equally in the loss of one of several outputs,
+    whatever its rows.
     """
 
     def __init__(self, by_batch: bool) -> None:
@@ -79,7 +81,7 @@ class _Exact:
         self._exact = dict[str, float]()
 
     def add(self, logs: Mapping[str, Any], rows: int, counted: float) -> None:
-        """A batch, of so many rows for Keras, which count as so many."""
+        """Add a batch that has ``rows`` rows for Keras, which count as ``counted``."""
         self._batches = self._batches + 1
         self._rows = self._rows + rows
         self._counted = self._counted + counted
@@ -92,17 +94,18 @@ class _Exact:
                 self._totals[name] = total
 
     def everybody(self) -> dict[str, float]:
-        """Over the rows of all ranks."""
+        """Return the losses over the rows of all ranks."""
         names = sorted(self._exact)
         *totals, counted = sum_over_ranks([*(self._exact[name] for name in names), self._counted])
         return {name: total / counted for name, total in zip(names, totals, strict=True)}
 
 
 def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) -> Any:
-    """The callback that makes losses means over the rows of all ranks: of training where ranks have
-    batches of other lengths (such a batch's loss is one of the rank's part already, and Keras
-    counts it by the rank's rows once more), and of validation, too, where Keras counts those of
-    outputs ``by_batch``.
+    """Return the callback that makes losses means over the rows of all ranks.
+
+    It corrects training losses if ranks have batches of different lengths: such a batch's loss is
+    already scaled to the rank's share, and Keras weights it by the rank's rows once more. It also
+    corrects validation losses if Keras weights the losses of outputs ``by_batch``.
     """
 
     class Losses(keras.callbacks.Callback):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Rows as Keras takes them."""
+"""Rows in Keras's form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from farandole.estimators.spec import Spec
 
 
 class Rows:
-    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead
-    Keras reads, and ``counts``: how many it had; ``lengths``: of batches, as Keras counts them, and
-    as they would be if ranks had equally many. ``share``: whether a mean counts as this rank's part
-    of the rows, as the loss of training does.
+    """Batches in Keras's form.
+
+    ``ends``: the reader's state at the end of each epoch, however far ahead Keras reads, and
+    ``counts``: its number of rows. ``lengths``: of batches, as Keras counts them and as they would
+    be if ranks had equally many rows. ``share``: whether a mean is scaled to this rank's share of
+    the rows, as for the training loss.
     """
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
@@ -39,12 +41,12 @@ class Rows:
 
     @contextlib.contextmanager
     def endless(self) -> Iterator[Iterator[Any]]:
-        """Epoch after epoch: Keras is told how many batches make one."""
+        """Yield an iterator over all epochs; Keras knows the number of batches per epoch."""
         epochs = self._epochs()
         try:
             yield epochs
         finally:
-            with contextlib.suppress(ValueError):  # a thread of Keras is in it
+            with contextlib.suppress(ValueError):  # a thread of Keras is reading
                 epochs.close()  # type: ignore[attr-defined]
 
     def _epochs(self) -> Iterator[Any]:
@@ -59,8 +61,8 @@ class Rows:
                 yield self.given(batch)
 
     def at(self, index: int) -> tuple[Any, ...]:
-        """The batch of that number, of the first rows: Keras looks at some of them more than
-        once.
+        """Return the batch of that index, counted from the first rows: Keras reads some batches
+        more than once.
         """
         with self._lock:
             if index != self._place:
@@ -70,10 +72,10 @@ class Rows:
             return self.given(next(self._iterator))
 
     def given(self, batch: Batch) -> tuple[Any, ...]:
-        """Inputs and labels, and weights if there are any."""
+        """Return inputs and labels, and weights if there are any."""
         columns, payload = self._spec.columns, self._spec.payload
         inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
-        # tf.data takes a list for one array
+        # tf.data treats a list as a single array
         inputs = tuple(inputs) if isinstance(inputs, list) else inputs
         labels = labels_of(self._spec, batch)
         heads = payload.get("heads")
@@ -95,11 +97,11 @@ class Rows:
 
 
 def indexed(keras: Any, rows: Rows) -> Any:
-    """Batches by their numbers, which Keras goes through anew for each validation."""
-    base = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence  # of Keras 2
+    """Return batches by index, which Keras reads again for each validation."""
+    base = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence  # in Keras 2
 
     class Indexed(base):  # type: ignore[valid-type,misc]
-        sharded = True  # not to be dealt to ranks again
+        sharded = True  # must not be dealt out to ranks again
 
         def __len__(self) -> int:
             return len(rows.batches)
@@ -111,7 +113,7 @@ def indexed(keras: Any, rows: Rows) -> Any:
 
 
 def labels_of(spec: Spec, batch: Batch) -> list[Any]:
-    """Labels as numbers that losses take."""
+    """Return labels as numbers that losses accept."""
     shapes = spec.payload["label_shapes"] or [None] * len(batch.labels)
     return [
         rows_of(label if label.dtype.kind in "iu" else label.astype(np.float32, copy=False), shape)

@@ -1,4 +1,4 @@
-"""What a Keras training draws by chance."""
+"""Random numbers of a Keras training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 
 def seed_all(keras: Any, seed: int) -> None:
-    """``keras.utils.set_random_seed``, without TensorFlow where nobody has imported it: Keras
-    imports it to seed it wherever it is installed, on any backend, which takes some 500 MB of a
-    rank.
+    """Seed as ``keras.utils.set_random_seed`` does, without importing TensorFlow.
+
+    Keras imports TensorFlow to seed it wherever it is installed, on any backend, which takes some
+    500 MB of memory per rank.
     """
-    # of Keras 3; its ``tf`` imports when it is asked for
+    # in Keras 3, whose ``tf`` imports TensorFlow on first use
     module: Any = sys.modules.get("keras.src.utils.rng_utils")
     if "tensorflow" in sys.modules or not hasattr(module, "tf"):
         keras.utils.set_random_seed(seed)
@@ -27,9 +28,7 @@ def seed_all(keras: Any, seed: int) -> None:
 
 
 def seed_layers(model: Any, numbers: np.random.Generator) -> None:
-    """Give the layers that have no seed of the user's new ones: those of Keras 3 came with the
-    model.
-    """
+    """Give new seeds to layers without one of the user's: Keras 3's seeds came with the model."""
     for layer in model._flatten_layers():
         for each in getattr(layer, "_seed_generators", ()):
             if each.get_config()["seed"] is None:

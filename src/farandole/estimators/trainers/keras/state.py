@@ -1,4 +1,4 @@
-"""What a Keras training keeps: weights, and the variables and the learning rate of its
+"""The state of a Keras training: weights, and the variables and the learning rate of its
 optimizer.
 """
 
@@ -13,14 +13,16 @@ from farandole.errors import DataError
 
 
 class Rates:
-    """An optimizer's learning rate: that of one rank, as it is kept, and ``factor`` times that, in
-    training. A schedule stays as it is (it is not ``fixed``). ``given``: the rate at the beginning.
+    """An optimizer's learning rate: one rank's, as it is saved, and ``factor`` times that in
+    training.
+
+    A schedule is left unchanged (it is not ``fixed``). ``given``: the rate at the beginning.
     """
 
     def __init__(self, optimizer: Any, factor: int) -> None:
         self._optimizer = innermost(optimizer)
         self.factor = factor
-        # of tf_keras.optimizers.legacy, which has it as no variable
+        # tf_keras.optimizers.legacy, in which it is no variable
         old = vars(self._optimizer).get("_hyper")
         self.variable = getattr(self._optimizer, "_learning_rate", None) if old is None else None
         found = self.variable if old is None else old.get("learning_rate")
@@ -42,21 +44,21 @@ class Rates:
             self.factor = 1
 
     def one(self, rate: float) -> float:
-        """Of one rank, without a rounding error where nothing has changed it."""
+        """Return one rank's rate, without a rounding error if the rate is unchanged."""
         return (
             self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
         )
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that has the learning rate: those that scale losses have another one inside."""
+    """Return the optimizer with the learning rate: loss-scaling ones wrap another one."""
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def saved(model: Any, rates: Rates) -> bytes:
-    """Weights and the optimizer's variables, and the learning rate where it is none of them."""
+    """Return weights, optimizer variables, and the learning rate if it is not among them."""
     optimizer = slots(model.optimizer)
     arrays: dict[str, Any] = {f"w{index}": each for index, each in enumerate(model.get_weights())}
     if rates.fixed:
@@ -78,15 +80,15 @@ def saved(model: Any, rates: Rates) -> bytes:
 
 
 def _native(value: Any) -> Any:
-    """``value`` as NumPy's files have it: of bfloat16 they would keep the bytes alone. Variables
-    take it back.
+    """Return ``value`` in a type of NumPy's files, which would keep only the bytes of bfloat16.
+    Variables convert it back.
     """
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def load(model: Any, state: bytes) -> None:
-    """What ``saved`` gave, into a compiled model."""
+    """Load the state from ``saved`` into a compiled model."""
     with np.load(io.BytesIO(state)) as arrays:
         weights = [arrays[f"w{index}"] for index in range(sum(name[0] == "w" for name in arrays))]
         optimizer = [
@@ -109,12 +111,12 @@ def load(model: Any, state: bytes) -> None:
 
 
 def slots(optimizer: Any) -> list[Any]:
-    """The values of an optimizer's variables."""
+    """Return the values of an optimizer's variables."""
     return [np.asarray(each) for each in _variables(optimizer)]
 
 
 def go_on(model: Any, values: list[Any]) -> None:
-    """Go on with the state of an optimizer that has trained this model before."""
+    """Resume with the state of an optimizer that trained this model before."""
     if values:
         variables = _made(model)
         if [tuple(each.shape) for each in variables] == [each.shape for each in values]:
@@ -123,8 +125,8 @@ def go_on(model: Any, values: list[Any]) -> None:
 
 
 def _made(model: Any) -> list[Any]:
-    """The variables of a model's optimizer, which has them from its first step on, or from now."""
-    if hasattr(model.optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+    """Return the variables of a model's optimizer, and create them if it has not taken a step."""
+    if hasattr(model.optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         model.optimizer._create_all_weights(model.trainable_variables)
     elif not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
@@ -132,13 +134,13 @@ def _made(model: Any) -> list[Any]:
 
 
 def _variables(optimizer: Any) -> list[Any]:
-    """Those of an optimizer, but for gradients of this rank that it has added up and not
+    """Return an optimizer's variables, except for gradients that this rank has accumulated and not
     applied.
     """
     variables = optimizer.variables
     pending: set[int] = set()
     each = optimizer
-    while each is not None:  # optimizers that scale losses have another one
+    while each is not None:  # loss-scaling optimizers wrap another one
         pending.update(
             id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ()
         )

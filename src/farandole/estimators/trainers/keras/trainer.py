@@ -1,4 +1,4 @@
-"""Keras' ``fit`` on this rank's rows."""
+"""Keras's ``fit`` on this rank's rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
 
 
 def train(spec: Spec) -> Result | None:
-    """On every rank; the result on rank 0."""
+    """Train on every rank, and return the result on rank 0."""
     packed: Packed = spec.payload["model"]
     keras = packed.package()
     hvd = importlib.import_module(
@@ -59,7 +59,7 @@ def train(spec: Spec) -> Result | None:
     if first_epoch < spec.epochs:
         with given_callbacks(keras, spec, training.rank) as own:
             noting = noting_of(keras, training, rows, rates)
-            # which knows no rows
+            # Keras does not count rows there
             graph = packed.backend != "tf_keras" and keras.backend.backend() == "tensorflow"
             by_batch = graph and len(spec.columns.labels) > 1
             uneven = training.size > 1 and rows.batches.uneven
@@ -77,19 +77,21 @@ def train(spec: Spec) -> Result | None:
 
 
 def _opened(keras: Any, training: Training) -> Any:
-    """The model, with numbers of this rank's own to draw."""
+    """Return the model, with this rank's own random seeds."""
     spec = training.spec
     numbers = np.random.default_rng([spec.seed, training.progress.first, training.rank])
     seed_all(keras, int(numbers.integers(2**31)))
     model = spec.payload["model"].open()
     seed_layers(model, numbers)
-    if "heads" not in spec.payload:  # the driver could read no rows
+    if "heads" not in spec.payload:  # the driver could not read any rows
         check(spec, first(spec.train, spec.columns), model)
     return model
 
 
 def _compile(keras: Any, hvd: Any, model: Any, training: Training) -> Rates:
-    """Compile the model, with an optimizer that averages gradients; its learning rates."""
+    """Compile the model with an optimizer that averages gradients, and return its learning
+    rates.
+    """
     spec = training.spec
     with keras.utils.custom_object_scope(cloudpickle.loads(spec.payload["model"].custom)):
         options = compile_options(keras, spec.payload)
@@ -119,7 +121,7 @@ def _fit(
             initial_epoch=first,
             epochs=spec.epochs,
             callbacks=callbacks,
-            # rows come shuffled, and Keras would warn that it does not
+            # rows are shuffled already, and Keras would warn that it cannot shuffle
             verbose=0,
             shuffle=False,
             **options,

@@ -1,4 +1,4 @@
-"""A look at the module before training starts."""
+"""Checks of the module before training starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from farandole.estimators.trainers.shape_errors import check_output_count, featu
 
 
 def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None:
-    """Call ``module`` once, with these rows; the shape of a row of each output. None if only
-    training can tell. DataError if they do not fit.
+    """Call ``module`` once on these rows, and return the shape of a row of each output.
+
+    None if only training can find out. Raises DataError if they do not fit.
     """
     names, labels = spec.columns.features, spec.columns.labels
     if batch.others and not set(names) <= set(batch.others):
-        # transformation_fn has made other columns of the features, and only training_step knows
+        # transformation_fn has made other columns from the features, and only training_step knows
         # them
         return None
     module = copy.deepcopy(module).eval()

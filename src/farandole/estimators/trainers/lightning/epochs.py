@@ -1,4 +1,4 @@
-"""The numbers of Lightning's epochs, and what is kept after each."""
+"""The values of Lightning's epochs, and the state kept after each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from farandole.estimators.trainers.torch.state import average_buffers, packed
 
 
 class Epochs:
-    """A callback that notes each epoch's numbers, over all ranks, and ends training. Mixed into
-    Lightning's Checkpoint, as those are called after the module's own hooks, which may log.
+    """A callback that records each epoch's values over all ranks, and ends training.
+
+    It is mixed into Lightning's Checkpoint, because those callbacks run after the module's own
+    hooks, which may log.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Epochs:
         loss, numbers = self._losses.mean(), mean_over_ranks(numbers, self._losses.rows)
         if loss is not None:
             numbers = {"loss": loss, **numbers}
-        # Of this epoch: Lightning keeps the numbers of those before.
+        # Values of this epoch only: Lightning also keeps values of earlier epochs.
         validation = mean_over_ranks(held, self._held) if self._validated else None
         state = {
             "model": module.state_dict(),

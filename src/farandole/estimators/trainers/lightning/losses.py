@@ -1,4 +1,4 @@
-"""The losses of this rank's batches, beside what Lightning knows of them."""
+"""The losses of this rank's batches, recorded in addition to Lightning's own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from farandole.estimators.trainers.base import sum_over_ranks
 
 
 class Losses:
-    """Of this rank's batches in an epoch: their sum over rows, the rows that have one, and all
-    rows. A batch is a dict of the user's columns alone, so its share, and the rows that count, go
-    beside it.
+    """The losses of this rank's batches in an epoch: their sum over rows, the rows with a loss, and
+    all rows.
+
+    A batch is a dict of the user's columns only, so its share and the number of rows that count are
+    passed separately.
     """
 
     def __init__(self) -> None:
-        self.coming: deque[tuple[float, int]] = deque()  # of batches that were read ahead
+        self.coming: deque[tuple[float, int]] = deque()  # of prefetched batches
         self.share = 1.0
         self.of_batch = 0
         self.begin()
@@ -38,8 +40,8 @@ class Losses:
             self.counted += rows
 
     def mean(self) -> float | None:
-        """Over the rows of all ranks; None if there was no loss, as a module that optimizes by
-        itself may have none.
+        """Return the mean over the rows of all ranks; None without losses, as for a module with
+        manual optimization.
         """
         total, counted = sum_over_ranks([float(self.total), self.counted])
         return total / counted if counted else None

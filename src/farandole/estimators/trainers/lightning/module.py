@@ -14,8 +14,8 @@ from farandole.estimators.trainers.lightning.losses import Losses
 
 
 def shared(module: Any, training: Training, losses: Losses) -> Any:
-    """The module, with optimizers that average gradients, and losses that count as this rank's part
-    of the rows.
+    """Return the module with optimizers that average gradients, and losses scaled to this rank's
+    share of the rows.
     """
     kind = type(module)
 
@@ -23,7 +23,7 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
         def configure_optimizers(self) -> Any:
             return _distributed(super().configure_optimizers(), self, training)
 
-        @functools.wraps(kind.training_step)  # Lightning looks at its arguments
+        @functools.wraps(kind.training_step)  # Lightning inspects its arguments
         def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             output = super().training_step(batch, *args, **kwargs)
             loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -43,7 +43,9 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
 
 
 def _distributed(optimizers: Any, module: Any, training: Training) -> Any:
-    """What ``configure_optimizers`` gave, with each optimizer wrapped, also in its schedulers."""
+    """Return the result of ``configure_optimizers`` with each optimizer wrapped, also in its
+    schedulers.
+    """
     wrapped: dict[int, Any] = {}
     passes = int(training.spec.payload["trainer_args"].get("accumulate_grad_batches", 1))
     options = {"backward_passes_per_step": passes, **training.compression()}

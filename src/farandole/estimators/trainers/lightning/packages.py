@@ -1,5 +1,7 @@
-"""Lightning is two packages, ``lightning.pytorch`` and ``pytorch_lightning``, with the same classes
-twice, of which neither knows the other's: all that is made here is of the module's own package.
+"""The two packages of Lightning, ``lightning.pytorch`` and ``pytorch_lightning``.
+
+They have the same classes twice and do not accept each other's, so all objects are made from the
+module's own package.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def package_of(model: Any) -> str | None:
-    """The package whose LightningModule ``model`` is; None if it is a plain module."""
+    """Return the package whose LightningModule ``model`` is; None for a plain module."""
     for kind in type(model).__mro__:
         for package in PACKAGES:
             if kind.__name__ == "LightningModule" and kind.__module__.startswith(f"{package}."):
@@ -24,9 +26,11 @@ def package_of(model: Any) -> str | None:
 
 
 def classes_of(model: Any) -> tuple[Any, type, type, type]:
-    """The package of ``model``, our strategy and callback as classes of its kind, and its logger
-    that logs nothing: without any, callbacks (LearningRateMonitor) raise, and
-    ``self.logger.experiment`` of modules.
+    """Return the package of ``model``, our strategy and callback as classes of its kind, and its
+    dummy logger.
+
+    Without a logger, some callbacks (LearningRateMonitor) raise, and so does a module's
+    ``self.logger.experiment``.
     """
     return _classes(package_of(model) or PACKAGES[0])
 

@@ -1,4 +1,4 @@
-"""Rows as a LightningModule takes them: dicts of tensors by column."""
+"""Rows in the form of a LightningModule: dicts of tensors by column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farandole.estimators.trainers.lightning.losses import Losses
 
 
 class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """Batches as dicts of tensors by column, as Horovod's modules take them."""
+    """Batches as dicts of tensors by column, as Horovod's modules expect."""
 
     def __init__(self, batches: Batches, module: Any, spec: Spec, losses: Losses | None) -> None:
         self._batches = batches
@@ -26,7 +26,7 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._losses is None:  # of validation: all rows again
+        if self._losses is None:  # validation: all rows again
             self._batches.rewind()
         else:
             self._losses.coming.clear()
@@ -37,9 +37,10 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 
 def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
-    """Tensors by the names of the columns. Whole numbers in columns that transformation_fn adds
-    stay so, and under Horovod's names those of features, too, as modules written for it expect
-    them.
+    """Return tensors by column name.
+
+    Integers in columns that transformation_fn adds stay integers. Under Horovod's names so do those
+    of features, as modules written for Horovod expect.
     """
     columns, payload, cpu = spec.columns, spec.payload, torch.device("cpu")
     arrays = dict(batch.others) or dict(zip(columns.features, batch.inputs, strict=True))

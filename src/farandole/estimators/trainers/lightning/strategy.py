@@ -1,4 +1,4 @@
-"""Lightning's strategy for ranks in processes of their own."""
+"""Lightning's strategy for ranks in separate processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import farandole.torch as hvd
 
 
 class Ranks:
-    """A strategy, mixed into Lightning's for one device: that of this process, and others in other
-    processes, whose gradients the optimizer averages.
+    """A strategy, mixed into Lightning's for one device: each process has one device, and the
+    optimizer averages gradients over the processes.
     """
 
     strategy_name = "farandole"

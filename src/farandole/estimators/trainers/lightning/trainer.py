@@ -14,7 +14,7 @@ from farandole.estimators.trainers.torch.tensors import device_of_rank
 
 
 def train(spec: Spec) -> Result | None:
-    """On every rank; the result on rank 0."""
+    """Train on every rank, and return the result on rank 0."""
     hvd.init()
     training, payload, losses = Training(spec, hvd.rank(), hvd.size()), spec.payload, Losses()
     checkpoint, held, device = training.begin(), training.held(), device_of_rank(spec.use_gpu)

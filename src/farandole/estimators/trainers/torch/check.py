@@ -1,4 +1,4 @@
-"""A look at model and loss before training starts."""
+"""Checks of model and loss before training starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from farandole.estimators.trainers.torch.tensors import tensors
 
 
 def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
-    """Run model and loss once, with these rows; the shape of a row of each output. DataError if
-    they do not fit.
+    """Run model and loss once on these rows, and return the shape of a row of each output.
+
+    Raises DataError if they do not fit.
     """
     model = copy.deepcopy(spec.payload["model"]).eval()
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
@@ -27,9 +28,9 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
             inputs, labels, weights = tensors(batch, spec, model, device)
             with naming(model, spec.columns.features, inputs):
                 outputs = model(*inputs)
-        except DataError:  # which tells enough
+        except DataError:  # its message is sufficient
             raise
-        except Exception as error:  # the user's model
+        except Exception as error:  # raised by the user's model
             cure = (
                 "input_shapes reshapes them; those in categorical_cols come as whole numbers,"
                 " others as floats"

@@ -1,5 +1,5 @@
-"""Losses of classes whose mean is not one over rows: classes have weights, or some labels do not
-count.
+"""Classification losses whose mean is not a mean over rows: classes have weights, or some labels do
+not count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def is_of_classes(loss: Any) -> bool:
 
 
 def divisor(loss: Any, label: Any) -> float | None:
-    """By what ``loss`` divides its sum, where that may be another number on ranks with as many
-    rows; None elsewhere. All ranks decide alike.
+    """Return the divisor of ``loss``'s sum if it may differ between ranks with equally many rows,
+    else None. All ranks decide in the same way.
     """
     if (
         not is_of_classes(loss)
@@ -30,14 +30,15 @@ def divisor(loss: Any, label: Any) -> float | None:
     ):
         return None
     weight, ignored = getattr(loss, "weight", None), getattr(loss, "ignore_index", -100)
-    if weight is None and ignored < 0 and label.dim() == 1:  # no label of a row is a class below 0
+    # a label for each row, and no class below 0
+    if weight is None and ignored < 0 and label.dim() == 1:
         return None
     counts = label[label != ignored]
     return float(counts.numel() if weight is None else weight.to(label.device)[counts].sum())
 
 
 def summed(loss: Any) -> Callable[..., Any]:
-    """``loss``, without its division."""
+    """Return ``loss`` without its division."""
     if not isinstance(loss, torch.nn.Module):
         return functools.partial(loss, reduction="sum")
     summed: Any = copy.copy(loss)

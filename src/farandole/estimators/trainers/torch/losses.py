@@ -19,8 +19,8 @@ from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, 
 
 
 def losses(losses_given: Sequence[Any]) -> list[Callable[..., Any]]:
-    """Losses as functions. A name is that of a function in torch.nn.functional; SettingsError if
-    there is none.
+    """Return losses as functions. A name refers to a function in torch.nn.functional; raises
+    SettingsError if there is none.
     """
     functions = torch.nn.functional
     known = [
@@ -41,7 +41,7 @@ def losses(losses_given: Sequence[Any]) -> list[Callable[..., Any]]:
 
 
 def refuse_class(parameter: str, value: Any) -> None:
-    """SettingsError for a class, in the place of one of its objects."""
+    """Raise SettingsError for a class where an instance is expected."""
     if isinstance(value, type):
         needs, call = constructor(value)
         raise SettingsError(
@@ -50,12 +50,12 @@ def refuse_class(parameter: str, value: Any) -> None:
 
 
 def constructor(kind: type) -> tuple[str, str]:
-    """What a class is made with, for messages: " whose constructor needs (rate)", "Loss(rate=...)";
-    the first is empty if it needs nothing.
+    """Describe a class's constructor for messages: " whose constructor needs (rate)",
+    "Loss(rate=...)". The first is empty if it needs no arguments.
     """
     try:
         asked = [*inspect.signature(kind).parameters.values()]
-    except ValueError:  # of C
+    except ValueError:  # a function written in C
         asked = []
     names = [
         each.name
@@ -67,7 +67,7 @@ def constructor(kind: type) -> tuple[str, str]:
 
 
 class Objective:
-    """The losses of all outputs, added up. ``sums``: of numbers, over the ``size`` ranks."""
+    """The sum of the losses of all outputs. ``sums``: sums numbers over the ``size`` ranks."""
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class Objective:
         )
 
     def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
+        """Return outputs and labels as lists, with labels in the shape and type that the loss
+        takes.
+        """
         matched = output_list(outputs, self.labels)
         check_output_count(matched, self.labels)
         if self.shapes:
@@ -100,8 +102,8 @@ class Objective:
 
 
 class BatchLoss:
-    """``loss_fn(outputs, labels, sample_weights)``, whose gradients are times the share of this
-    rank's rows.
+    """A function ``loss_fn(outputs, labels, sample_weights)`` whose gradients are scaled to this
+    rank's share of the rows.
     """
 
     def __init__(self, objective: Objective, share: float) -> None:
@@ -125,8 +127,8 @@ class BatchLoss:
         return total
 
     def _means(self, outputs: Sequence[Any], labels: Sequence[Any]) -> list[Any]:
-        """The losses. Ranks tell each other by what some divide, so that the mean over ranks is
-        that of one process.
+        """Return the losses. Ranks exchange the divisors of some losses, so that the mean over
+        ranks equals one process's.
         """
         mine, share = self._objective, self._share
         own = [divisor(*each) for each in zip(mine.losses, labels, strict=True)]
@@ -154,8 +156,8 @@ def _matched(output: Any, label: Any, loss: Any) -> Any:
 
 
 def _tell_parts(label: Any) -> None:
-    """DataError for labels that are no numbers of classes: long() would cut them off without a
-    word.
+    """Raise DataError for labels that are no class numbers, because long() would silently truncate
+    them.
     """
     if label.is_floating_point() and not bool((label == label.trunc()).all()):
         wrong = label[label != label.trunc()].reshape(-1)[0].item()
@@ -166,7 +168,9 @@ def _tell_parts(label: Any) -> None:
 
 
 def _rowwise(loss: Any) -> Any:
-    """The loss, with a number for each row. SettingsError if it has no way to give them."""
+    """Return the loss with a number for each row. Raises SettingsError if it does not support
+    this.
+    """
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
         loss = copy.copy(loss)
         loss.reduction = "none"
@@ -176,7 +180,7 @@ def _rowwise(loss: Any) -> Any:
         able = "reduction" in parameters or any(
             each.kind is each.VAR_KEYWORD for each in parameters.values()
         )
-    except (TypeError, ValueError):  # of C
+    except (TypeError, ValueError):  # a function written in C
         able = True
     if not able:
         raise SettingsError(

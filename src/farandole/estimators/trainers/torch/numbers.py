@@ -14,7 +14,7 @@ from farandole.estimators.trainers.torch.losses import Objective
 
 
 class Numbers:
-    """Added up batch by batch, over all rows of all ranks."""
+    """Accumulates values batch by batch, over all rows of all ranks."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -25,7 +25,7 @@ class Numbers:
         self._rows = 0
 
     def add(self, rows: int, loss: Any, outputs: Any, labels: Any) -> None:
-        """A batch, of which ``rows`` count."""
+        """Add a batch with ``rows`` rows that count."""
         if not rows:
             return
         with torch.no_grad():
@@ -36,11 +36,13 @@ class Numbers:
         self._sums = self._sums + numbers * rows
 
     def _value(self, index: int, function: Any, outputs: Any, labels: Any) -> float:
-        """What a metric gives. DataError, with its name and its label's, if that is no number."""
+        """Return a metric's value. Raises DataError, naming the metric and its label, if that is no
+        number.
+        """
         output, label = outputs[index], labels[index]
         try:
             return _plain(function(output, label))
-        except Exception as error:  # the user's function
+        except Exception as error:  # raised by the user's function
             column = describe_columns([self._objective.labels[index]], [label])
             raise DataError(
                 f"the metric {_name(function)} must give one number for an output of shape"
@@ -49,7 +51,7 @@ class Numbers:
             ) from error
 
     def everybody(self) -> dict[str, Any]:
-        """Means over the rows of all ranks."""
+        """Return the means over the rows of all ranks."""
         *totals, rows = sum_over_ranks([*self._sums.tolist(), self._rows])
         loss, *others = (total / rows for total in totals)
         means: dict[str, Any] = {"loss": loss}
@@ -74,7 +76,7 @@ def _name(function: Any) -> str:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Of several metrics with one name (lambdas, "loss"), the first has it; the others have a
-    number, too.
+    """Return a unique name for a metric: of several with one name (lambdas, "loss"), all but the
+    first get a number.
     """
     return f"{name}_{number}" if number else name

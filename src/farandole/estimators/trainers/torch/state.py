@@ -1,4 +1,4 @@
-"""What a PyTorch training keeps, as bytes, and what ranks have each of their own in it."""
+"""The state of a PyTorch training as bytes, and the parts of it that differ between ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def opened(state: bytes, device: Any = "cpu") -> dict[str, Any]:
 
 
 def average_buffers(model: Any) -> None:
-    """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of
-    all ranks'.
+    """Average running statistics (of BatchNorm), which each rank computes from its own rows, over
+    all ranks.
     """
     own = [each for each in model.buffers() if each.is_floating_point() and each.numel()]
     if not own or hvd.size() == 1:

@@ -1,4 +1,4 @@
-"""One step of a PyTorch training: ours, or the user's ``train_minibatch_fn``."""
+"""One step of a PyTorch training: Farandole's, or the user's ``train_minibatch_fn``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def minibatch(
     labels: Any,
     sample_weights: Any,
 ) -> tuple[Any, Any]:
-    """A step. A user's ``train_minibatch_fn`` has these arguments and gives the same."""
+    """Take a step. A user's ``train_minibatch_fn`` has the same arguments and result."""
     optimizer.zero_grad()
     outputs, labels = transform_outputs(model(*inputs), labels)
     loss = loss_fn(outputs, labels, sample_weights)
@@ -28,7 +28,7 @@ def minibatch(
 
 
 def one_number(loss: Any) -> Any:
-    """The loss that a step gave. DataError if it is not one number."""
+    """Return the loss of a step. Raises DataError if it is not one number."""
     if loss is None or torch.as_tensor(loss).numel() != 1:
         raise DataError(
             f"train_minibatch_fn gave {type(loss).__name__} as the loss of its step: it must return"

@@ -21,7 +21,7 @@ from farandole.estimators.trainers.torch.tensors import device_of_rank, tensors
 
 
 def train(spec: Spec) -> Result | None:
-    """On every rank; the result on rank 0."""
+    """Train on every rank, and return the result on rank 0."""
     hvd.init()
     training = TorchTraining(spec)
     with torch.random.fork_rng(devices=[]):
@@ -29,7 +29,7 @@ def train(spec: Spec) -> Result | None:
 
 
 class TorchTraining(Training):
-    """A rank's model, and what its epochs need."""
+    """A rank's model, and the state of its epochs."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, hvd.rank(), hvd.size())
@@ -66,7 +66,7 @@ class TorchTraining(Training):
         return self.progress.result(self.weights)
 
     def _epoch(self, epoch: int) -> bool:
-        """Whether it was the last one."""
+        """Train an epoch, and return whether it was the last one."""
         torch.manual_seed(self.seed(epoch))
         self.progress.begin_epoch(epoch, self.spec.backward_passes)
         self._tell("on_epoch_begin", epoch)
@@ -128,7 +128,7 @@ class TorchTraining(Training):
     def _tensors(self, batch: Batch) -> tuple[list[Any], list[Any], Any]:
         return tensors(batch, self.spec, self.model, self.device)
 
-    # What is kept. Learning rates are those of one rank, so that any number can go on.
+    # The saved state. Learning rates are one rank's, so that any number of ranks can resume.
 
     def weights(self) -> bytes:
         optimizer = self.plain.state_dict()
