@@ -1,5 +1,5 @@
-"""``HorovodRunner`` and ``run``: a function on the tasks of a Spark cluster, from a notebook cell
-or a script.
+"""``HorovodRunner`` and ``run``: run a function on the tasks of a Spark cluster, from a notebook
+cell or a script.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ __all__ = [
 
 
 def get_available_devices() -> list[str]:
-    """Inside a rank: the numbers of its own GPUs, for ``torch.cuda.set_device`` and its like; empty
+    """Return the indices of this rank's own GPUs, for ``torch.cuda.set_device`` and the like; empty
     without any.
 
-    Spark assigned them to the rank's task (``spark.task.resource.gpu.amount``).
+    Call it on a rank. Spark assigned the GPUs to the rank's task
+    (``spark.task.resource.gpu.amount``).
     """
     return [number for number in os.environ.get("FARANDOLE_GPUS", "").split(",") if number]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LogCallback":  # Keras is imported when it is asked for
+    if name == "LogCallback":  # imports Keras only on request
         from farandole.spark.keras import LogCallback
 
         return LogCallback

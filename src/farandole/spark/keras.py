@@ -1,6 +1,4 @@
-"""``LogCallback``: a Keras callback whose lines appear in the notebook's cell while training
-runs.
-"""
+"""``LogCallback``: a Keras callback whose lines appear in the notebook's cell during training."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ else:
 
 
 class LogCallback(Callback):  # type: ignore[misc]
-    """Rank 0 says when an epoch begins and how it ended; with ``per_batch_log`` also each batch.
+    """Report the start and the results of each epoch on rank 0; with ``per_batch_log`` also of each
+    batch.
 
-    ``model.fit(..., callbacks=[LogCallback()])``. Averages over the ranks are shown if the callback
-    that averages metrics comes before it.
+    Use it as ``model.fit(..., callbacks=[LogCallback()])``. Averages over the ranks are shown if
+    the callback that averages metrics comes before it.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:

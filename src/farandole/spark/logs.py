@@ -1,4 +1,4 @@
-"""A training loop that says how far it is, in the cell (or terminal) where the job was started."""
+"""Progress reports of a training loop, in the cell (or terminal) where the job was started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY = 1.0  # seconds between reports to the status line
 
 
 class LoopLog:
-    """For a plain loop what ``LogCallback`` is for Keras: rank 0 reports, the other ranks stay
+    """The counterpart of ``LogCallback`` for a plain loop: rank 0 reports, the other ranks are
     silent.
 
         log = LoopLog()
@@ -24,7 +24,7 @@ class LoopLog:
                 log.batch_end(step, loss=loss.item())
             log.epoch_end(epoch, loss=mean_loss, accuracy=accuracy)
 
-    ``per_batch_log``: a line for each batch, too. Keyword arguments are numbers to show.
+    ``per_batch_log``: also print a line for each batch. Keyword arguments are values to show.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:
@@ -32,10 +32,10 @@ class LoopLog:
         self._speaks = Placement.from_env().rank == 0
         self._epoch: int | None = None
         self._steps = 0
-        self._reported = (0, time.monotonic())  # steps, and when
+        self._reported = (0, time.monotonic())  # steps, and the time of the report
 
     def epoch_begin(self, epoch: int) -> None:
-        """``epoch`` counts from 0."""
+        """Report the start of an epoch. ``epoch`` counts from 0."""
         self._epoch = epoch
         self._began = time.monotonic()
         self._steps = 0

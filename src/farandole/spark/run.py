@@ -34,18 +34,20 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once; the results, in rank order.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once, and return the results in
+    rank order.
 
-    ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds for all tasks
-    to be running, by default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: variables of the ranks;
-    those of this process are not passed on. ``stdout``, ``stderr``: where their output goes instead
-    of here. ``executable``: their Python, instead of that of Spark's tasks. ``verbose=0``: say
-    nothing about the start. ``use_mpi``, ``use_gloo``, ``extra_mpi_args`` and ``nics`` have no
-    effect: there is one way, and it finds its own.
+    ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds until all
+    tasks must be running, by default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: environment
+    variables of the ranks; this process's are not passed on. ``stdout``, ``stderr``: streams for
+    the ranks' output, by default this process's own. ``executable``: the ranks' Python, by default
+    the Python of Spark's tasks. ``verbose=0``: do not report the start. ``use_mpi``, ``use_gloo``,
+    ``extra_mpi_args`` and ``nics`` have no effect: there is one transport, which finds its network
+    interfaces itself.
 
-    Raises JobFailedError (a RuntimeError) with the traceback of the rank that failed;
-    RendezvousError when the tasks do not start in time; SettingsError (a ValueError) for impossible
-    requests: no session, too few slots.
+    Raises JobFailedError (a RuntimeError) with the traceback of the failed rank; RendezvousError
+    when the tasks do not start in time; SettingsError (a ValueError) for impossible requests: no
+    session, too few slots.
     """
     if use_gloo and use_mpi:
         raise SettingsError("Argument use_gloo and use_mpi only allow one set True.")
@@ -84,7 +86,7 @@ def run(
 
 
 def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
-    """Elastic jobs come later."""
+    """Raise an error: elastic jobs are not supported yet."""
     raise NotImplementedError(
         "horovod.spark.run_elastic is not available: this version of Farandole does not have"
         " elastic jobs yet; run(...) runs a job of a fixed size"

@@ -16,19 +16,19 @@ from farandole.job.launch.job import Job, check_call, settings_for
 from farandole.job.launch.launchers.spark import SparkLauncher
 from farandole.job.spark import guard, session
 
-HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
+HEAVY = 10_000_000  # bytes of a pickled function above which a warning is logged
 VERBOSITIES = ("all", "log_callback_only")
 
 
 class HorovodRunner:
-    """``HorovodRunner(np=2).run(train, lr=0.1)``: ``train(lr=0.1)`` on two Spark tasks that start
-    together.
+    """Run a function on ranks: ``HorovodRunner(np=2).run(train, lr=0.1)`` calls ``train(lr=0.1)``
+    on two Spark tasks that start together.
 
-    ``np``: that many Spark tasks; a negative number, as many processes of the driver's machine,
-    whose output appears here; 0, all task slots of the cluster (deprecated).
-    ``driver_log_verbosity``: with "log_callback_only" this process shows messages of
-    ``log_to_driver`` and ``LogCallback``, and all else they print is in the log of the first task;
-    "all" shows that here, too.
+    ``np``: the number of Spark tasks; a negative number starts as many processes on the driver's
+    machine, whose output appears here; 0 uses all task slots of the cluster (deprecated).
+    ``driver_log_verbosity``: with "log_callback_only" this process shows only messages of
+    ``log_to_driver`` and ``LogCallback``, and the ranks' other output goes to the log of the first
+    task; "all" shows that output here, too.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -46,10 +46,10 @@ class HorovodRunner:
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call ``main(**kwargs)`` on every rank; rank 0's value.
+        """Call ``main(**kwargs)`` on every rank, and return rank 0's value.
 
-        Raises JobFailedError with the traceback of the rank that failed; SettingsError if the job
-        cannot start (too few task slots; something that cannot be pickled).
+        Raises JobFailedError with the traceback of the failed rank; SettingsError if the job cannot
+        start (too few task slots; something that cannot be pickled).
         """
         call = check_call(main, (), kwargs)
         try:
@@ -57,9 +57,9 @@ class HorovodRunner:
         except driver.Interrupted as interrupted:
             number, error = interrupted.signum, interrupted
         except JobFailedError as failure:
-            # the rank's traceback is in its text; ours would bury it
+            # the message has the rank's traceback; this process's would bury it
             raise failure.with_traceback(None) from None
-        signal.raise_signal(number)  # as if we had not been in between: KeyboardInterrupt
+        signal.raise_signal(number)  # raise the usual error for the signal: KeyboardInterrupt
         raise error
 
     def _job(self, call: Any) -> Job:
