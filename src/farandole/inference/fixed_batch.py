@@ -1,4 +1,4 @@
-"""Models that take one number of rows and no other: exported with the shapes of an example.
+"""Models that accept only one number of rows, because they were exported with an example's shapes.
 Pure.
 """
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def fixed_rows(shapes: Iterable[Sequence[Any] | None]) -> int:
-    """The number of rows that all inputs and outputs have; 0 if they take any number, or have none
-    in common.
+    """Return the number of rows that all inputs and outputs have; 0 if they accept any number, or
+    have none in common.
     """
     lengths = {shape[0] if shape and isinstance(shape[0], int) else 0 for shape in shapes}
     return int(lengths.pop()) if len(lengths) == 1 else 0
@@ -24,8 +24,8 @@ def fixed_rows(shapes: Iterable[Sequence[Any] | None]) -> int:
 def run_in_fixed_batches(
     compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int
 ) -> Any:
-    """What ``compute`` gives for all rows of ``inputs``, called with ``rows`` of them at a time (0:
-    with all). The last part is filled up with its last row.
+    """Return ``compute``'s results for all rows of ``inputs``, from calls with ``rows`` rows each
+    (0: a single call). The last part is padded with its last row.
     """
     there = len(next(iter(inputs.values())))
     if not rows or there in (0, rows):

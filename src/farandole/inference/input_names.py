@@ -1,4 +1,4 @@
-"""Columns as the inputs of a model that has names and dtypes for them."""
+"""Assignment of columns to a model's named and typed inputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 def named(
     columns: Mapping[str, Array], names: Sequence[str], what: str, ordered: bool
 ) -> dict[str, Array]:
-    """``columns`` by the model's ``names``: by their own names if these are the model's, otherwise
-    in order. Several inputs that have no order (``ordered``: whether they have) must have the
-    columns' names, and no column may come in the place of an input when another one has its name:
-    BatchError.
+    """Return ``columns`` by the model's ``names``: by their own names if these match, otherwise in
+    order.
+
+    ``ordered``: whether the inputs have an order; several without one must have the columns' names.
+    A column must not take the place of an input if another column has its name. Raises BatchError
+    otherwise.
     """
     if len(columns) != len(names):
         raise BatchError(
@@ -50,8 +52,8 @@ def named(
 
 
 def crossed(given: Sequence[str], names: Sequence[str]) -> str:
-    """A name that both have, in different places; "" if there is none. Then an order is not what
-    anybody meant.
+    """Return a name that both have in different places; "" if there is none. Matching by order
+    would be a mistake then.
     """
     return next(
         (one for one, other in zip(given, names, strict=True) if one != other and one in names), ""
@@ -59,10 +61,12 @@ def crossed(given: Sequence[str], names: Sequence[str]) -> str:
 
 
 def keys_of(model: Any) -> dict[str, Any]:
-    """The inputs of a Keras model, if they are a dict: Keras goes by its keys, whatever the names
-    of the Input layers. None stands for those that it has only been called with.
+    """Return the inputs of a Keras model, if they are a dict: Keras uses its keys, whatever the
+    names of the Input layers.
+
+    None stands for inputs that are only known from a call.
     """
-    # of Keras 3, of Keras 2
+    # of Keras 3, and of Keras 2
     structures = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))
     declared = next((each for each in structures if isinstance(each, dict)), {})
     if declared or getattr(model, "inputs", None) or not hasattr(model, "get_build_config"):
@@ -72,7 +76,9 @@ def keys_of(model: Any) -> dict[str, Any]:
 
 
 def cast(name: str, array: Array, dtype: Any) -> Array:
-    """With the input's dtype. DataError where that would change numbers, other than round them."""
+    """Cast an array to the input's dtype. Raises DataError if numbers would change other than by
+    rounding.
+    """
     if array.dtype == object or np.dtype(dtype) == object:
         return np.ascontiguousarray(array, dtype)
     converted, misfit = numeric_cast.cast(array, dtype)

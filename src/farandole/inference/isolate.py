@@ -1,4 +1,4 @@
-"""Which rows of a batch fail: a pure search by halves."""
+"""The failing rows of a batch, found by bisection. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from farandole.base.interrupts import interrupts
 
 
 class RowResult(NamedTuple):
-    """Rows ``begin`` to ``end - 1``, with what the call gave for them, or the error of the
-    one row.
-    """
+    """Rows ``begin`` to ``end - 1``, with their result, or with the error of a single row."""
 
     begin: int
     end: int
@@ -20,15 +18,14 @@ class RowResult(NamedTuple):
 
 
 class BatchError(Exception):
-    """Made of an error that no single row has: it ends the search."""
+    """An error that no single row causes; it ends the search."""
 
 
 def isolate(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[RowResult]:
-    """``call(begin, end)``, and where it raises, that of each half, down to single rows: in order,
-    without gaps.
+    """Yield the result of ``call(begin, end)``; if the call raises, bisect down to single rows.
 
-    A batch that fails because of k rows takes about ``2 k log2(rows)`` calls. One that fails as a
-    whole but not in parts (no memory for so many rows) has no failing row.
+    Results are in order, without gaps. A batch with k failing rows takes about ``2 k log2(rows)``
+    calls. A batch that fails as a whole but not in parts (out of memory) has no failing row.
     """
     try:
         yield RowResult(begin, end, call(begin, end))

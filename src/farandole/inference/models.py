@@ -24,7 +24,7 @@ from farandole.inference.isolate import BatchError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
 
-# that a user may give, beside what all columns have
+# the user's options for a model, in addition to those for columns
 MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")
 _OTHER_OPTIONS = (
     "returns",
@@ -38,13 +38,13 @@ _OTHER_OPTIONS = (
     "errors",
     "key",
 )
-KEPT = 4  # models that a process keeps open: the last ones used
+KEPT = 4  # number of recently used models that a process keeps open
 _opened: OrderedDict[tuple[Any, ...], Predictor] = OrderedDict()
 _lock = threading.Lock()
 
 
 class Execution(NamedTuple):
-    """Where a model computes. ``threads``: 0 leaves the framework's own number. ``device``: "cpu",
+    """The resources of a model. ``threads``: 0 keeps the framework's own number. ``device``: "cpu",
     "cuda", "cuda:1".
     """
 
@@ -53,12 +53,14 @@ class Execution(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that can be sent and opened. ``kind``: its framework, a name in ``FRAMEWORKS``.
-    ``content``: of its file; empty where ``path`` names it. ``options``: for that module.
-    ``returns``: the type of what it gives, where the model tells. ``digest``: of the content, or of
-    the path and the version of its file. ``identity``: of a path's file, or where the user told
-    more than the content does. ``load``: of a function that loads the model: another one each time
-    it is packed, as nobody knows what it will load.
+    """A model that can be sent and opened.
+
+    ``kind``: its framework, a name in ``FRAMEWORKS``. ``content``: of its file; empty if ``path``
+    names the file. ``options``: for the framework's module. ``returns``: the type of its results,
+    if the model declares it. ``digest``: of the content, or of the path and the version of its
+    file. ``identity``: of a path's file, or of content with the user's options. ``load``: a random
+    id of a function that loads the model, new each time it is packed, because the loaded model is
+    unknown.
     """
 
     kind: str
@@ -78,19 +80,20 @@ class Model(NamedTuple):
 
     @classmethod
     def of_file(cls, kind: str, path: Path, options: Mapping[str, Any], returns: str = "") -> Model:
-        """Made of a file that may be removed afterwards."""
+        """Make a model from a file that may be removed afterwards."""
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()[:24]
         return cls(kind, "", content, path.suffix, tuple(sorted(options.items())), returns, digest)
 
 
 def pack(model: Any, **options: Any) -> Model:
-    """A model as it is sent: a torch module, a Keras model, an ONNX model, a function on arrays, a
-    function without arguments that gives one of these, or the path of a file with one. ``options``:
-    for the module that opens it; ``custom_objects``: classes and functions of a Keras model, by
-    name.
+    """Return a model in the form in which it is sent.
 
-    SettingsError for what is none of these.
+    ``model``: a torch module, a Keras model, an ONNX model, a function on arrays, a function
+    without arguments that returns one of these, or the path of a file with one. ``options``: for
+    the module that opens it; ``custom_objects``: classes and functions of a Keras model, by name.
+
+    Raises SettingsError for any other object.
     """
     if isinstance(model, Model):
         return model
@@ -115,7 +118,7 @@ def pack(model: Any, **options: Any) -> Model:
 
 
 def pack_with(model: Any, options: dict[str, Any]) -> Model:
-    """Pack a model with those of ``options`` that are for it, which are removed."""
+    """Pack a model with its own options among ``options``, from which they are removed."""
     own = {name: options.pop(name) for name in MODEL_OPTIONS if name in options}
     return pack(model, **own)
 
@@ -126,12 +129,11 @@ def open_model(
     folder: str | None = None,
     fetch: Callable[[], bytes] | None = None,
 ) -> Predictor:
-    """The model, ready to be called: opened once in this process for as long as it is among the
-    last ones used.
+    """Return the opened model. A process opens it once, while it is among the most recently used.
 
-    ``folder``: where its file is put for the processes of this host, which map it; default: a
-    temporary one, which is removed when the model is open. ``fetch``: gives the content, if the
-    model came without.
+    ``folder``: holds its file for the processes of this host, which map it; default: a temporary
+    folder, which is removed once the model is open. ``fetch``: returns the content, if the model
+    came without it.
     """
     local = paths.local(model.path) if model.path else None
     key = (model.digest, model.load, model.options, execution, version(local) if local else "")
@@ -149,8 +151,8 @@ def open_model(
 
 @contextlib.contextmanager
 def computing(predictor: object) -> Iterator[None]:
-    """After an error of CUDA a device computes nothing more: it is no row's error, and the model is
-    not used again.
+    """Drop the model from use after a CUDA error within the context: the device computes nothing
+    more, and no row is to blame.
     """
     try:
         yield
@@ -164,7 +166,7 @@ def computing(predictor: object) -> Iterator[None]:
 
 
 def wrap_loaded(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
-    """Return the model that a loader gave, ready to be called."""
+    """Open the model that a loader returned."""
     if isinstance(model, (str, os.PathLike)):
         packed = pack(model)._replace(options=tuple(sorted(options.items())))
         with _file(packed, None, bytes) as path:
@@ -175,11 +177,13 @@ def wrap_loaded(model: Any, options: Mapping[str, Any], execution: Execution) ->
 
 
 def is_loader(function: Callable[..., Any]) -> bool:
-    """Whether a function takes no argument, so that it gives the model, instead of being it."""
+    """Return whether a function takes no argument, so that it returns the model instead of being
+    it.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False  # of C, as numpy's are
+        return False  # a function written in C, like numpy's
     needed = [
         each
         for each in parameters
@@ -190,7 +194,7 @@ def is_loader(function: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Iterator[str]:
-    """A path of the model on this machine."""
+    """Yield a path of the model on this machine."""
     local = paths.local(model.path) if model.path else None
     if local is not None:
         if not os.path.exists(local):
@@ -208,8 +212,8 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
 
 @contextlib.contextmanager
 def _opening(model: Model) -> Iterator[None]:
-    """SettingsError, with what the framework says, for a file that it does not open. Errors of the
-    program's own functions are theirs.
+    """Raise SettingsError, with the framework's message, for a file that it cannot open. Errors of
+    the program's own functions pass through.
     """
     try:
         yield
@@ -224,13 +228,13 @@ def _opening(model: Model) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """Keras shows the whole configuration of a model."""
+    """Shorten an error, because Keras's messages contain the model's whole configuration."""
     text = " ".join(str(error).split())
     return text if len(text) <= 600 else f"{text[:400]} ... {text[-200:]}"
 
 
 def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
-    """The model's file in ``folder``, which processes of this host share: the first one
+    """Return the model's file in ``folder``, which processes of this host share: the first one
     writes it.
     """
     path = os.path.join(folder, model.file_name)
@@ -244,6 +248,6 @@ def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
         system.get(inside, temporary, recursive=bool(FRAMEWORKS[model.kind].folder))
     try:
         os.rename(temporary, path)
-    except OSError:  # a folder that another process was faster with
+    except OSError:  # another process was faster to create the folder
         shutil.rmtree(temporary, ignore_errors=True)
     return path

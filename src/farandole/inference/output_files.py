@@ -1,16 +1,20 @@
-"""Deal rows to the files of predictions: pure, and the same for any number of processes."""
+"""Assignment of rows to the files of predictions: pure, and independent of the number of
+processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-FILE_BYTES = 128 << 20  # of a file's rows in memory, about
+FILE_BYTES = 128 << 20  # approximate size of a file's rows in memory
 
 
 class InputFile(NamedTuple):
-    """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds,
-    and ``size``: of the file; -1: unknown. ``keys``: the values in its path, as in
+    """An input file.
+
+    ``bytes``: approximate size of its columns in memory. ``written``: time in nanoseconds, and
+    ``size``: of the file; -1 if unknown. ``keys``: the values in its path, such as
     year=2024/part.parquet.
     """
 
@@ -23,7 +27,9 @@ class InputFile(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """A file of the output: rows ``begin`` to ``end - 1`` of the input file of index ``source``."""
+    """A file of the output: rows ``begin`` to ``end - 1`` of the input file with index
+    ``source``.
+    """
 
     number: int
     source: int
@@ -36,8 +42,8 @@ class OutputFile(NamedTuple):
 
 
 def plan_files(sources: Sequence[InputFile], rows: int) -> list[OutputFile]:
-    """Return the files for all rows, in order: at most ``rows`` in each, and fewer where they are
-    large. An input without rows makes one empty file, so that its columns are written, too.
+    """Return the files for all rows, in order, with at most ``rows`` rows each, and fewer if rows
+    are large. An input without rows makes one empty file, so that its columns are written, too.
     """
     planned: list[OutputFile] = []
     for index, source in enumerate(sources):
@@ -55,7 +61,7 @@ def rows_within(source: InputFile, rows: int, size: int) -> int:
 
 
 def share(todo: Sequence[OutputFile], rank: int, size: int) -> list[OutputFile]:
-    """Return a rank's files. Neighbours go to different ranks, so that the last ones end
-    together.
+    """Return a rank's files. Neighbouring files go to different ranks, so that all ranks finish at
+    about the same time.
     """
     return list(todo[rank::size])

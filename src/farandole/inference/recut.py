@@ -1,4 +1,4 @@
-"""Batches of the size that the model likes, out of chunks of any size: pure."""
+"""Batches of the model's size, cut from chunks of any size. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class Slice(NamedTuple, Generic[T]):
 
 
 class ModelBatch(NamedTuple, Generic[T]):
-    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order.
-    With ``together``, ``rows`` may be several times the model's size: then they lie in one chunk.
+    """A batch for the model. ``row``: the number of its first row in the stream. ``slices``: the
+    locations of its rows, in order.
+
+    With ``together``, ``rows`` may be several times the model's size; the rows are in one chunk
+    then.
     """
 
     row: int
@@ -30,11 +33,12 @@ class ModelBatch(NamedTuple, Generic[T]):
 def recut(
     chunks: Iterator[T], length: Callable[[T], int], size: int, together: bool = False
 ) -> Iterator[ModelBatch[T]]:
-    """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A
-    batch is given as soon as its rows are there: no chunk is read ahead. Chunks may be empty.
+    """Yield all rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be
+    shorter.
 
-    ``together``: all batches that lie in one chunk are given as one, so that what costs something
-    for each is done once for the chunk.
+    A batch is yielded as soon as its rows are available: no chunk is read ahead. Chunks may be
+    empty. ``together``: batches within one chunk are yielded as one, so that their fixed costs
+    occur once per chunk.
     """
     waiting: deque[Slice[T]] = deque()
     row = there = 0
@@ -50,7 +54,7 @@ def recut(
 
 
 def take(waiting: deque[Slice[T]], rows: int) -> tuple[Slice[T], ...]:
-    """The first ``rows`` rows, which are no longer waiting then."""
+    """Remove the first ``rows`` rows from the queue, and return them."""
     taken = []
     while rows:
         first = waiting.popleft()

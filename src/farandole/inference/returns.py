@@ -1,5 +1,5 @@
-"""The type of predictions, as Spark writes types, and arrays of a model as Arrow arrays of that
-type.
+"""Types of predictions, in Spark's notation, and conversion of a model's arrays to Arrow arrays of
+such a type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PURPOSE = "inference"
-# Spark's names of types, numpy's and Arrow's.
+# Names of types in Spark, numpy and Arrow.
 _NUMBERS = {
     "tinyint": "int8",
     "byte": "int8",
@@ -46,21 +46,22 @@ _SPARK = {
     "float32": "float",
     "float64": "double",
 }
-DEFAULT = "array<float>"  # where neither user nor model says
+DEFAULT = "array<float>"  # if neither the user nor the model declares a type
 _OTHERS = ("boolean", "string", "binary")
-_TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+(?:\([\d, ]*\))?|[<>:,])")  # decimal(10,2) is one
+# decimal(10,2) is one token
+_TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+(?:\([\d, ]*\))?|[<>:,])")
 EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<float>>'"
 
 
 class ShapeError(DataError):
-    """What a model gave has another form than its type: that is of the model, not of single
+    """A mismatch between a model's results and their type, which concerns the model, not single
     rows.
     """
 
 
 class Type(NamedTuple):
-    """``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers. ``items``:
-    of an array. ``fields``: of a struct.
+    """A type. ``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers.
+    ``items``: of an array. ``fields``: of a struct.
     """
 
     kind: str
@@ -77,8 +78,8 @@ class Type(NamedTuple):
 
 
 def parse(text: Any) -> Type:
-    """The type that ``text`` means: Spark's DDL ("array<float>", "a int, b string") or a Spark
-    DataType. SettingsError for others.
+    """Parse Spark's DDL ("array<float>", "a int, b string") or a Spark DataType. Raises
+    SettingsError for others.
     """
     words = (
         text
@@ -107,7 +108,7 @@ def parse(text: Any) -> Type:
 
 
 def of(shape: Sequence[int | None], dtype: Any) -> Type:
-    """The type of one row's array. One number in an array of its own stands for itself."""
+    """Return the type of one row's array. An array of one number becomes a number."""
     name = np.dtype(dtype).name
     kind = (
         Type("number", _NUMBERS[_SPARK.get(name, "float")]) if name != "bool" else Type("boolean")
@@ -176,7 +177,7 @@ def _expect(tokens: list[str], wanted: str) -> None:
 
 @functools.lru_cache
 def arrow_type(kind: Type) -> Any:
-    """pyarrow's type, with the names that Spark gives to fields."""
+    """Return pyarrow's type, with Spark's names of fields."""
     pa = require("pyarrow", _PURPOSE)
     if kind.kind == "array":
         assert kind.items is not None
@@ -189,12 +190,12 @@ def arrow_type(kind: Type) -> Any:
 
 
 def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any:
-    """What a model gave for ``rows`` rows, as an Arrow array.
+    """Convert a model's results for ``rows`` rows to an Arrow array.
 
     ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict
     or tuple for a struct. Raises ShapeError for another number of rows or outputs, another shape or
-    kind of number, and DataError for values that the type does not hold. The array is a copy: a
-    model may use its buffer again.
+    kind of number, and DataError for values that do not fit the type. The array is a copy, because
+    a model may reuse its buffer.
     """
     pa = require("pyarrow", _PURPOSE)
     if kind.kind == "struct":
@@ -211,7 +212,7 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     plain = (
         isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
     )
-    if kind.kind in ("string", "binary") or not plain:  # what is masked becomes null
+    if kind.kind in ("string", "binary") or not plain:  # masked values become null
         return _from_values(output, kind, name)
     return _from_numbers(output, kind, name)
 
@@ -247,7 +248,7 @@ def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
 
 
 def _is_rows(output: Any, kind: Type) -> bool:
-    """Whether a list holds the value of one row, not the output that is the only field."""
+    """Return whether a list holds one value per row, rather than the output for the only field."""
     if not isinstance(output, list) or len(output) != 1:
         return False
     depth, inner = 0, kind.fields[0][1]
@@ -339,7 +340,7 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
             f" returns='{of((), output.dtype)}', or convert it in the model"
         )
     converted, misfit = cast(output, wanted)
-    # ids and counts: no rounding without a word
+    # ids and counts must not be rounded silently
     if misfit < 0 and output.dtype.kind in "iu" and wanted.kind == "f":
         same = converted.astype(output.dtype) == output
         misfit = -1 if same.all() else int(np.argmin(same))

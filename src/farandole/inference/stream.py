@@ -1,7 +1,7 @@
-"""Arrow columns in, a column of predictions out: re-cut into the model's batches, with failing rows
-found.
+"""A stream of Arrow columns to a column of predictions: re-cut into the model's batches, with
+failing rows found.
 
-Nothing here knows Spark, or any framework.
+This module is independent of Spark and of all frameworks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PURPOSE = "inference"
-BATCH_SIZE = 256  # rows, unless the user says
-ERROR, PREDICTION = "error", "prediction"  # the fields of a column with errors
+BATCH_SIZE = 256  # rows, by default
+ERROR, PREDICTION = "error", "prediction"  # fields of a column with errors
 _CURE = "Rows like it become null, with the error beside, with errors='column'"
 
 
 class Predictor(Protocol):
-    """A model, opened. Called with arrays ``[rows, ...]`` by the names of the columns, in their
-    order.
-    """
+    """An opened model, called with arrays ``[rows, ...]`` by column name, in the columns' order."""
 
     floating: str | None
     """The dtype that the model's floating inputs have; None: as they come."""
@@ -48,10 +46,12 @@ class Predictor(Protocol):
 
 
 class PredictOptions(NamedTuple):
-    """What to do with columns. ``inputs``: their names, for messages and for models whose inputs
-    have names. ``errors``: "raise" or "column". ``key``: one more column comes last, which names
-    rows in errors. ``stack``: all columns are numbers, and one array [rows, columns] for the model.
-    ``cure``: what to do about a row that fails.
+    """Options for predictions from columns.
+
+    ``inputs``: the columns' names, for messages and for models with named inputs. ``errors``:
+    "raise" or "column". ``key``: one more column comes last, which names rows in errors. ``stack``:
+    all columns are numbers, and form one array [rows, columns] for the model. ``cure``: advice
+    about a failing row.
     """
 
     inputs: tuple[str, ...]
@@ -61,12 +61,12 @@ class PredictOptions(NamedTuple):
     errors: str = "raise"
     key: bool = False
     stack: bool = False
-    threads: int = 1  # that decode
-    cure: str = ""  # errors='column'
+    threads: int = 1  # for decoding
+    cure: str = ""  # by default, the advice is errors='column'
 
     @property
     def type(self) -> Any:
-        """pyarrow's type of the column that comes out."""
+        """Return pyarrow's type of the resulting column."""
         pa = require("pyarrow", _PURPOSE)
         kind = arrow_type(self.returns)
         return (
@@ -76,7 +76,7 @@ class PredictOptions(NamedTuple):
         )
 
 
-Chunk = Sequence[Any]  # of Arrow arrays, one for each column
+Chunk = Sequence[Any]  # Arrow arrays, one for each column
 
 
 def predictions(
@@ -86,10 +86,10 @@ def predictions(
     source: str,
     first: int = 0,
 ) -> Iterator[Any]:
-    """The predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
+    """Yield the predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
 
-    ``source``: where the rows are, for messages ("partition 3", a file), and ``first``: which one
-    is the first. Raises DataError that names the first failing row, unless ``options.errors`` is
+    ``source``: the rows' origin for messages ("partition 3", a file), and ``first``: the number of
+    the first row. Raises DataError that names the first failing row, unless ``options.errors`` is
     "column".
     """
     stream = _Stream(predict, options, source, first)
@@ -100,9 +100,7 @@ def predictions(
 
 
 class _Prepared(NamedTuple):
-    """Batches as Arrow columns; ``arrays``: as the model takes them, None if the conversion
-    failed.
-    """
+    """A batch of Arrow columns. ``arrays``: in the model's form, None if the conversion failed."""
 
     batch: ModelBatch[Chunk]
     columns: Chunk
@@ -134,13 +132,13 @@ class _Stream:
                 pool.shutdown(cancel_futures=True)
 
     def run(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
-        """Predictions are given out as many at once as rows came in: few large arrays are cheaper
-        than many.
+        """Yield predictions for as many rows at once as arrived in a chunk, because few large
+        arrays are cheaper than many small ones.
         """
         pa = require("pyarrow", _PURPOSE)
         done: list[Any] = []
         rows = 0
-        # what is decoded is many times as large: a batch at a time
+        # decoded data is many times as large, so it is handled one batch at a time
         together = not self._options.column_options.decode
         for prepared in self._prepared(
             recut(self._counted(chunks), _rows, self._options.batch_size, together)
@@ -159,7 +157,9 @@ class _Stream:
             yield chunk
 
     def _prepared(self, batches: Iterator[ModelBatch[Chunk]]) -> Iterator[_Prepared]:
-        """With something to decode, a batch is made while the model has the one before."""
+        """Yield prepared batches. If there is something to decode, a batch is prepared while the
+        model runs on the previous one.
+        """
         if self._ahead is None:
             yield from map(self._prepare, batches)
             return
@@ -175,7 +175,7 @@ class _Stream:
         columns = _joined(batch)
         try:
             return _Prepared(batch, columns, self._arrays(columns, batch.row))
-        except (DataError, BatchError):  # the search tells which rows
+        except (DataError, BatchError):  # the search finds the failing rows
             return _Prepared(batch, columns, None)
 
     def _predicted(self, prepared: _Prepared) -> Iterator[Any]:
@@ -188,7 +188,7 @@ class _Stream:
             if whole and prepared.arrays is not None:
                 return {name: array[begin:end] for name, array in prepared.arrays.items()}
             chosen = [column.slice(begin, end - begin) for column in columns]
-            # anew: a model that failed may have written to the others
+            # converted again, because a model that failed may have written to the other arrays
             return self._arrays(chosen, batch.row + begin)
 
         def call(begin: int, end: int) -> Any:
@@ -248,9 +248,7 @@ class _Stream:
         return arrays
 
     def _described(self, columns: Chunk, location: RowLocation) -> tuple[Column, ...]:
-        """What the columns are, by the first batch. Rows that are null are told later, one by
-        one.
-        """
+        """Describe the columns from the first batch. Null rows are reported later, one by one."""
         types = require("pyarrow", _PURPOSE).types
         described = []
         batch = [column.slice(0, self._options.batch_size) for column in columns]
@@ -262,7 +260,7 @@ class _Stream:
                 raise location.error(name, int(np.argmax(bad)), UNDECODED)
             described.append(self._column(name, array, location))
         floating = [np.dtype(column.dtype).kind == "f" for column in described]
-        if self._options.stack and any(floating):  # one array of all
+        if self._options.stack and any(floating):  # one array of all columns
             floating = [True] * len(described)
         return tuple(
             column._replace(dtype=self._predict.floating or column.dtype)
@@ -278,8 +276,8 @@ class _Stream:
             )
         except DataError as error:
             if name in self._options.column_options.decode:
-                raise  # of these bytes
-            raise BatchError(error) from None  # of the type, which all rows have
+                raise  # the row's bytes are at fault
+            raise BatchError(error) from None  # the type is at fault, and so every row
         if self._options.stack and column.kind != "number":
             text = (
                 f"{array.type} is no number, and stack=True makes one array of columns of numbers"
@@ -309,8 +307,10 @@ class _Stream:
 
 
 def _first(array: Any) -> Callable[[], Any]:
-    """A row that shows the shape: the first one that is there, is an image where it should be one,
-    and has the length that most have.
+    """Return a function that returns a row with a representative shape.
+
+    This is the first row that is not null, is a decodable image if the column has images, and has
+    the most frequent length.
     """
 
     def first() -> Any:
@@ -329,7 +329,7 @@ def _first(array: Any) -> Callable[[], Any]:
 
 
 def _lengths(array: Any) -> Array | None:
-    """Of lists and of Spark's vectors; None for others."""
+    """Return the lengths of lists and of Spark's vectors; None for other types."""
     pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return plain(pc.list_value_length(array).fill_null(0))
@@ -346,7 +346,7 @@ def _rows(chunk: Chunk) -> int:
 
 
 def _joined(batch: ModelBatch[Chunk]) -> Chunk:
-    """The columns of a batch; without a copy where it lies in one chunk."""
+    """Return the columns of a batch, without a copy if it is in one chunk."""
     if len(batch.slices) == 1:
         one = batch.slices[0]
         return [column.slice(one.begin, one.end - one.begin) for column in one.chunk]
@@ -360,8 +360,8 @@ def _joined(batch: ModelBatch[Chunk]) -> Chunk:
 
 
 def _concatenated(arrays: Sequence[Any]) -> Any:
-    """One array. What pandas makes of a column has another type where a chunk has nulls (int64 and
-    float64), or nothing else: the first type of values is that of all.
+    """Concatenate arrays. A pandas column's type differs in chunks with nulls (int64 and float64)
+    or only nulls; the first type of actual values applies to all.
     """
     pa = require("pyarrow", _PURPOSE)
     kinds = [array.type for array in arrays]
@@ -370,6 +370,6 @@ def _concatenated(arrays: Sequence[Any]) -> Any:
 
 
 def _text(error: BaseException | None) -> str:
-    """In one line, without the names of our own errors."""
+    """Return an error's text in one line, without the names of Farandole's own errors."""
     kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
     return f"{kind}{error}".strip().replace(os.linesep, " ")

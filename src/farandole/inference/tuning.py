@@ -1,4 +1,4 @@
-"""Which batch size and how many threads suit a model, found on a sample of its rows."""
+"""The best batch size and number of threads for a model, found on a sample of its rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from farandole.inference.returns import DEFAULT, parse
 from farandole.inference.stream import PredictOptions, Predictor, predictions
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_ENOUGH = 0.97  # of the best rate: a smaller batch needs less memory
-_TIMES = 3  # a setting is measured, in turn with the others
-_LEAST = 0.02  # seconds of one measurement
+_ENOUGH = 0.97  # fraction of the best rate that suffices: a smaller batch needs less memory
+_TIMES = 3  # measurements of each setting, alternating with the others
+_LEAST = 0.02  # minimum seconds of one measurement
 
 
 class Measured(NamedTuple):
-    """``rate``: rows per second of one process, the median of the measurements."""
+    """A measured setting. ``rate``: rows per second of one process, the median of the
+    measurements.
+    """
 
     batch_size: int
     threads: int
@@ -32,7 +34,7 @@ class Measured(NamedTuple):
 
 
 class TuningResult(NamedTuple):
-    """What was measured, and the choice. ``options`` goes to ``predict_udf``, ``transform`` or
+    """The measurements and the choice. ``options`` goes to ``predict_udf``, ``transform`` or
     ``predict_parquet``: ``predict_udf(model, **tuned.options)``.
     """
 
@@ -48,8 +50,8 @@ class TuningResult(NamedTuple):
 
     @property
     def conf(self) -> dict[str, str]:
-        """Settings of Spark: threads of a task are its cores, and Arrow batches hold at least one
-        of the model's.
+        """Return Spark settings: a core for each thread of a task, and Arrow batches of at least
+        one model batch.
         """
         return {
             "spark.task.cpus": str(self.threads),
@@ -96,13 +98,13 @@ def tune(
     threads of a process.
 
     ``sample``: an Arrow table, a pandas or Spark DataFrame (its first 10,000 rows), or a dict of
-    columns. ``inputs``: columns that the model gets; default: all. ``seconds``: about how long it
-    takes. ``sizes``, ``threads``: that are tried; default: powers of 2, and 1, 2, 4 ... cores.
-    Measure on a machine like the executors, and a quiet one. Other arguments: those of
+    columns. ``inputs``: columns that the model gets; default: all. ``seconds``: approximate
+    duration. ``sizes``, ``threads``: values to try; default: powers of 2, and 1, 2, 4 ... cores.
+    Measure on a machine like the executors, without other load. Other arguments: as for
     ``predict_udf``.
 
     The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the
-    smallest. Raises what ``predict_udf`` raises, and DataError for an empty sample.
+    smallest. Raises the errors of ``predict_udf``, and DataError for an empty sample.
     """
     packed = pack_with(model, options)
     if options:
@@ -137,7 +139,9 @@ def tune(
 
 
 def choose(measured: Sequence[Measured]) -> Measured:
-    """The highest rate per thread, and of nearly equal ones the smallest batch: pure."""
+    """Return the setting with the highest rate per thread, and of nearly equal ones the smallest
+    batch. Pure.
+    """
     best = max(each.rate / each.threads for each in measured)
     good = [each for each in measured if each.rate / each.threads >= _ENOUGH * best]
     return min(good, key=lambda each: (each.threads, each.batch_size))
@@ -151,9 +155,10 @@ def _rates(
     seconds: float,
     device: str,
 ) -> dict[tuple[int, int], float]:
-    """Rows per second of each setting; settings take turns, so that what disturbs them disturbs
-    all. Threads of a process are set once by some frameworks: the settings of one number follow
-    each other.
+    """Return the rows per second of each setting.
+
+    Settings alternate, so that disturbances affect all of them. Some frameworks fix a process's
+    number of threads, so settings with the same number follow each other.
     """
     began, by_setting = time.monotonic(), {}
     counts = list(dict.fromkeys(count for _, count in settings))
@@ -169,7 +174,7 @@ def _rates(
                 rate = _rate(
                     predict, columns, predict_options._replace(batch_size=size, threads=count)
                 )
-                if turn:  # the first one warms up
+                if turn:  # the first turn is a warm-up
                     samples[size].append(rate)
         by_setting.update(
             {(size, count): statistics.median(rates) for size, rates in samples.items()}
@@ -178,7 +183,7 @@ def _rates(
 
 
 def _rate(predict: Predictor, columns: Sequence[Any], predict_options: PredictOptions) -> float:
-    """Of as many rows as one batch has, at least, and for as long as can be measured."""
+    """Return the rate over at least one batch, and over enough time to measure."""
     rows, began = 0, time.perf_counter()
     while not rows or time.perf_counter() - began < _LEAST:
         rows += sum(
@@ -191,7 +196,7 @@ def _rate(predict: Predictor, columns: Sequence[Any], predict_options: PredictOp
 
 
 def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """One batch of rows of the sample, which begins anew where it ends."""
+    """Yield one batch of rows of the sample, which is repeated if it is too short."""
     rows = len(columns[0])
     yield [
         column.take(np.arange(size) % rows) if size > rows else column.slice(0, size)

@@ -1,5 +1,5 @@
-"""Which model it is: the version of a file that may be written anew, and what stays equal from
-process to process.
+"""Identities of models: the version of a file that may be overwritten, and a digest of content that
+is equal in all processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farandole.base.optional import require
 from farandole.base.pickled import dumps
 from farandole.data import paths
 
-# of Keras: the time; of torch: made of checksums
+# entries to ignore: Keras's has the time; torch's is made of checksums
 _CHANGING = ("metadata.json", ".data/serialization_id")
 _FACTS = (
     "ETag",
@@ -32,15 +32,15 @@ _FACTS = (
 
 
 def version(path: str) -> str:
-    """Size and time of a file, and of all files of a folder; of a URL: what its file system tells
-    (etag, time, size). "" if nobody knows.
+    """Return size and time of a file, or of all files in a folder; for a URL the file system's
+    facts (etag, time, size). "" if they are unknown.
     """
     local = paths.local(path)
     try:
         if local is None:
             return _remote(path)
         return "missing" if not os.path.exists(local) else _digest(sorted(_local(local)))
-    except Exception:  # of any file system, which opening the model tells better
+    except Exception:  # raised by any file system; opening the model reports it better
         return ""
 
 
@@ -63,7 +63,7 @@ def _remote(path: str) -> str:
         (name, [(key, str(each[key])) for key in _FACTS if key in each])
         for name, each in sorted(files.items())
     ]
-    # a size alone tells nothing
+    # a size alone identifies nothing
     return _digest(facts) if all(len(each) > 1 for _, each in facts) else ""
 
 
@@ -72,8 +72,8 @@ def _digest(facts: Any) -> str:
 
 
 def identity(content: bytes) -> str:
-    """Of what was pickled or saved: without the numbers that cloudpickle draws for classes of the
-    program, and without the time at which Keras saved it.
+    """Return the identity of pickled or saved content, without the random ids that cloudpickle
+    gives to the program's classes, and without Keras's time of saving.
     """
     digest = hashlib.sha256()
     for part in _parts(content):
@@ -82,7 +82,7 @@ def identity(content: bytes) -> str:
 
 
 def identity_of(value: Any) -> str:
-    """Of a function or class, which is pickled as it is sent."""
+    """Return the identity of a function or class, from its pickle."""
     return identity(dumps(value))
 
 

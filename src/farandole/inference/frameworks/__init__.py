@@ -1,8 +1,8 @@
-"""The frameworks whose models are known. Each has a line here and a module with three functions:
-``pack`` saves a model to a file, ``load`` opens such a file, ``wrap`` takes the object itself.
+"""The supported frameworks. Each has an entry here and a module with three functions: ``pack``
+saves a model to a file, ``load`` opens such a file, ``wrap`` takes the object itself.
 
-A line tells how a model is recognized, since modules import their framework: it is not imported
-to find out.
+The entry has the rules that recognize a model, because the modules import their framework, which
+recognition must not do.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from farandole.errors import SettingsError
 
 
 class Framework(NamedTuple):
-    """``module``: with ``pack``, ``load`` and ``wrap``. ``suffixes``: of its files. ``folder``: the
-    file by which a folder is known as a model. ``classes``: a pattern for the full names of
-    base classes; a model is an instance of one, and has ``attribute`` if one is named. ``cure``:
-    appended to the error for a file that cannot be opened. ``own_code``: whether errors on opening
-    are the program's own.
+    """A framework.
+
+    ``module``: with ``pack``, ``load`` and ``wrap``. ``suffixes``: of its files. ``folder``: the
+    file that marks a folder as a model. ``classes``: a pattern for the full names of base classes;
+    a model is an instance of one, and has ``attribute`` if one is named. ``cure``: appended to the
+    error for a file that cannot be opened. ``own_code``: whether errors on opening come from the
+    program's own code.
     """
 
     module: str
@@ -69,7 +71,7 @@ def module_of(kind: str) -> Any:
 
 
 def kind_of(model: Any) -> str:
-    """Return the name of the framework of a model. SettingsError if it is none."""
+    """Return the name of a model's framework. Raises SettingsError if it has none."""
     for base in type(model).__mro__:
         name = f"{base.__module__}.{base.__name__}"
         for kind, framework in FRAMEWORKS.items():
@@ -92,7 +94,9 @@ def kind_of(model: Any) -> str:
 
 
 def kind_of_path(path: str) -> str:
-    """Return the name of the framework of a file or folder. SettingsError if it is unknown."""
+    """Return the name of the framework of a file or folder. Raises SettingsError if it is
+    unknown.
+    """
     folders = {framework.folder: kind for kind, framework in FRAMEWORKS.items() if framework.folder}
     name = path.rstrip("/")
     local = paths.local(name)
@@ -105,7 +109,7 @@ def kind_of_path(path: str) -> str:
             " file"
         )
     suffix = os.path.splitext(name)[1].lower()
-    if not suffix:  # a folder on a far file system
+    if not suffix:  # a folder on a remote file system
         return "tensorflow"
     suffixes = {each: kind for kind, framework in FRAMEWORKS.items() for each in framework.suffixes}
     if suffix in suffixes:

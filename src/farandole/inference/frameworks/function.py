@@ -1,4 +1,4 @@
-"""Functions of the program: on arrays, or without arguments, which load a model of any kind."""
+"""The program's own functions: on arrays, or without arguments, which load a model of any kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class FunctionPredictor:
-    """Columns are the arguments, in their order. The function may write to them."""
+    """A predictor that passes columns as arguments, in their order. The function may write to
+    them.
+    """
 
     floating: str | None = None
 
@@ -44,7 +46,7 @@ def load(path: str, options: Mapping[str, Any], execution: Execution) -> Predict
 
 
 def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> Predictor:
-    """A loader is called here, and what it gives is opened."""
+    """Return the predictor of a function. A loader is called here, and its model is opened."""
     return (
         wrap_loaded(model(), options, execution) if is_loader(model) else FunctionPredictor(model)
     )

@@ -30,11 +30,13 @@ _KERAS = ("keras", "tf_keras")
 
 
 class KerasPredictor:
-    """``predict_on_batch``. Columns are the model's inputs: by their names if these are theirs,
-    otherwise in their order; a model that takes a dict has none.
+    """A predictor that calls ``predict_on_batch``.
+
+    Columns are the model's inputs: by name if the names match, otherwise in order. The inputs of a
+    model that takes a dict have no order.
     """
 
-    floating: str | None = None  # Keras casts itself
+    floating: str | None = None  # Keras itself casts
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -55,7 +57,9 @@ class KerasPredictor:
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
-    """The model's own file. Classes of the program among its layers are sent with it."""
+    """Save the model in its own file format, together with the program's classes among its
+    layers.
+    """
     path = folder / "model.keras"
     if not getattr(model, "built", True):
         raise SettingsError(
@@ -65,15 +69,15 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     model.save(path)
     backend = _backend(model)
     custom = _custom(model, _unpickled(options), "tf_keras" if backend == "tf_keras" else "keras")
-    sent = {**options, "backend": backend, "trust_pickle": True}  # made here, by this program
+    sent = {**options, "backend": backend, "trust_pickle": True}  # this program has made the file
     if custom:
         sent["custom_objects"] = dumps(custom)
     return Model.of_file("keras", path, sent, _returns(model))
 
 
 def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
-    """Keras' safe mode refuses files with functions in them, which would be run, unless
-    ``trust_pickle`` says so.
+    """Open a model. Keras's safe mode refuses files with functions that would be run, unless
+    ``trust_pickle`` is given.
     """
     keras = _keras(path, str(options.get("backend", "")), execution)
     if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
@@ -92,7 +96,7 @@ def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPr
 
 
 def _safe_hdf5(keras: Any) -> bool:
-    """Whether ``safe_mode`` counts for HDF5 files, too."""
+    """Return whether ``safe_mode`` applies to HDF5 files, too."""
     major, minor = (int(part) for part in keras.__version__.split(".")[:2])
     return (major, minor) >= (3, 11)
 
@@ -102,14 +106,12 @@ def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> KerasP
 
 
 def _unpickled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Classes and functions of the program that the model uses."""
+    """Return the program's classes and functions that the model uses."""
     return dict(cloudpickle.loads(options["custom_objects"])) if "custom_objects" in options else {}
 
 
 def _keras(path: str, backend: str, execution: Execution) -> Any:
-    """The Keras that has written the file, on the backend it ran on, if no other is running
-    here.
-    """
+    """Return the Keras that wrote the file, on its backend, if no other backend is running here."""
     package = "tf_keras" if backend == "tf_keras" or _version(path).startswith("2.") else "keras"
     if package == "keras" and backend and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = backend
@@ -137,11 +139,10 @@ def _backend(model: Any) -> str:
 
 
 def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any]:
-    """Classes and functions (activations ...) of the program, which no package has, by their names,
-    and the user's ``known`` ones.
+    """Return the program's own classes and functions (activations ...), by name, with the user's
+    ``known`` ones.
 
-    SettingsError where a name is not enough, which is all that the file has of them: each would be
-    another one there.
+    Raises SettingsError if the name is ambiguous, because the file stores only the name.
     """
     layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
     kinds: list[Any] = [(type(layer), False) for layer in layers]
@@ -160,7 +161,7 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
             "give it another name, or give a function without arguments that makes the model and"
             " loads its weights"
         )
-        # their code is there
+        # the file contains the code of lambdas
         if custom.setdefault(name, each) is not each and name not in known and name != "<lambda>":
             raise SettingsError(
                 f"the Keras model has two different functions or classes of the name {name!r}:"
@@ -175,8 +176,10 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
 
 
 def _is_known_as(name: str, function: Any, package: str) -> bool:
-    """Whether an activation is what Keras has by its name, or Keras has none: its files prefer
-    their own. Functions of TensorFlow (tf.nn.relu) are other objects, and do the same.
+    """Return whether an activation equals Keras's own of that name, or Keras has none; its files
+    prefer Keras's own.
+
+    TensorFlow's functions (tf.nn.relu) are different objects with the same results.
     """
     keras = importlib.import_module(package)
     try:
@@ -189,7 +192,7 @@ def _is_known_as(name: str, function: Any, package: str) -> bool:
     numbers = make(np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12))
     try:
         output = function(numbers)
-    except Exception:  # it takes something else
+    except Exception:  # it takes other arguments
         return True
     return own is function or np.allclose(_arrays(output), _arrays(own(numbers)), atol=1e-4)
 

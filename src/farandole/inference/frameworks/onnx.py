@@ -1,4 +1,4 @@
-"""ONNX models, by ONNX Runtime."""
+"""ONNX models, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DTYPES = {"float": "float32", "double": "float64", "string": "object", "bool": 
 
 
 class OnnxPredictor:
-    """Columns are the model's inputs: by their names if these are theirs, otherwise in order. They
-    are cast to its dtypes.
+    """A predictor of an ONNX model. Columns are the model's inputs, by name if the names match,
+    otherwise in order, and are cast to their dtypes.
     """
 
     floating: str | None = None  # each input has its own
@@ -46,8 +46,8 @@ class OnnxPredictor:
 
 
 def _array(output: Any) -> Any:
-    """A row's probabilities by their labels, as scikit-learn's models give them: in the order of
-    the labels.
+    """Return class probabilities in the order of their labels, from a list of maps, as
+    scikit-learn's models return them.
     """
     if isinstance(output, list) and output and all(isinstance(each, dict) for each in output):
         return np.array([[each[label] for label in sorted(each)] for each in output])
@@ -82,13 +82,13 @@ def _session(model: str | bytes, execution: Execution) -> Any:
 
 
 def _dtype(kind: str) -> str:
-    """numpy's name of ``tensor(float)``."""
+    """Return numpy's name for a type like ``tensor(float)``."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return _DTYPES.get(name, name)
 
 
 def _kind(output: Any) -> Type:
-    """Of a row of an output; a sequence of maps has the probabilities of classes."""
+    """Return the type of one row of an output; a sequence of maps holds class probabilities."""
     if output.type.startswith("seq(map("):
         return of((None,), _dtype(output.type.rpartition("tensor(")[2].rstrip(")")))
     return of(output.shape[1:], _dtype(output.type))

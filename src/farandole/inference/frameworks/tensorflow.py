@@ -21,8 +21,8 @@ SIGNATURE = "serving_default"
 
 
 class SavedModelPredictor:
-    """A signature of a SavedModel. Columns are its inputs: by their names, as a signature has no
-    order.
+    """A predictor for a signature of a SavedModel. Columns are its inputs by name, because a
+    signature has no order.
     """
 
     floating: str | None = None  # each input has its own
@@ -35,7 +35,7 @@ class SavedModelPredictor:
             raise SettingsError(
                 f"the SavedModel has no signature {signature!r} (it has: {known}){near}"
             )
-        self._model = model  # functions of a model do not keep it
+        self._model = model  # the functions of a model do not keep it alive
         self._function = model.signatures[signature]
         self._inputs = {
             name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()
@@ -63,7 +63,9 @@ class SavedModelPredictor:
 
 
 def fit(execution: Execution) -> None:
-    """Give TensorFlow the threads of the task. One that computes already keeps its own."""
+    """Give TensorFlow the task's number of threads. Once TensorFlow has computed, its number is
+    fixed.
+    """
     if not execution.threads:
         return
     with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""PyTorch: modules, TorchScript, exported programs."""
+"""PyTorch modules, TorchScript and exported programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 RETURNS = "array<float>"
-_FLAGS = {  # of operations in graphs: which argument says whether they compute as in training
+_FLAGS = {  # for operations in graphs: the argument that selects training behaviour
     "dropout": 2,
     "feature_dropout": 2,
     "alpha_dropout": 2,
@@ -35,7 +35,9 @@ _FLAGS = {  # of operations in graphs: which argument says whether they compute 
 
 
 class TorchPredictor:
-    """Called in evaluation mode, without gradients; columns are the arguments, in their order."""
+    """A predictor that calls a module in evaluation mode, without gradients. Columns are the
+    arguments, in their order.
+    """
 
     def __init__(self, module: Any, execution: Execution) -> None:
         if operation := _training(module):
@@ -49,13 +51,13 @@ class TorchPredictor:
         self._rows = _rows(module)
         self._device = _device(execution.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
-        # an exported program knows no other mode
+        # an exported program has no modes
         with contextlib.suppress(NotImplementedError, AttributeError):
             module.eval()
         floating = [each.dtype for each in _tensors(module) if each.dtype.is_floating_point]
         self.floating = str(floating[0]).removeprefix("torch.") if floating else "float32"
         self._cast = None if self.floating in ("float16", "float32", "float64") else floating[0]
-        if self._cast is not None:  # bfloat16 and others that numpy does not have
+        if self._cast is not None:  # bfloat16 and other types that numpy lacks
             self.floating = "float32"
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
@@ -76,7 +78,7 @@ class TorchPredictor:
             raise TypeError(
                 f"{error} ({texts[0]!r} comes as text: cast it to a number, or index it)"
             ) from error
-        except RuntimeError as error:  # torch does not say which input, and converts none
+        except RuntimeError as error:  # torch does not name the input, nor convert it
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
             if not whole or not any(word in str(error) for word in ("dtype", "type")):
                 raise
@@ -89,7 +91,7 @@ class TorchPredictor:
 
     def _tensor(self, array: Array) -> Any:
         if array.dtype == object:
-            return array  # texts, for a module that takes such
+            return array  # texts, for a module that accepts them
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._cast is not None and tensor.is_floating_point():
             tensor = tensor.to(self._cast)
@@ -118,7 +120,9 @@ def _device(name: str) -> torch.device:
 
 
 def _rows(module: Any) -> int:
-    """The number of rows of a program that was exported with the shapes of an example; 0: any."""
+    """Return the number of rows of a program exported with an example's shapes; 0 if any number
+    works.
+    """
     if not isinstance(module, torch.fx.GraphModule):
         return 0
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -129,8 +133,10 @@ def _rows(module: Any) -> int:
 
 
 def _training(module: Any) -> str:
-    """An operation of a traced or exported graph that computes as in training, whatever mode is
-    set; "" if there is none. A batch norm that keeps no statistics always takes those of the batch.
+    """Return an operation of a traced or exported graph that behaves as in training in any mode; ""
+    if there is none.
+
+    A batch norm without running statistics always uses the batch's.
     """
     if isinstance(module, torch.fx.GraphModule):
         called = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -156,8 +162,8 @@ def _training(module: Any) -> str:
 
 
 def _constant(value: Any) -> Any:
-    """A constant of a TorchScript graph; what is computed, or a mode that can be set, stands for
-    itself.
+    """Return a constant of a TorchScript graph; computed values, and modes that can be set, are
+    returned unchanged.
     """
     if value.type().kind() == "NoneType":
         return None
@@ -166,13 +172,13 @@ def _constant(value: Any) -> Any:
 
 
 def fit(execution: Execution) -> None:
-    """Give PyTorch the threads of the task, which may have changed since the last call."""
+    """Give PyTorch the task's number of threads, which may have changed since the last call."""
     if execution.threads and torch.get_num_threads() != execution.threads:
         torch.set_num_threads(execution.threads)
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
-    """The module's own file, with functions and classes of the program inside."""
+    """Save the module in its own file format, including the program's functions and classes."""
     path = folder / "model.pt"
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
@@ -182,19 +188,19 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     else:
         try:
             torch.save(getattr(model, "_orig_mod", model), path, pickle_module=pickled)
-        except Exception as error:  # of any class in it: a lock, an open file, a parametrization
+        except Exception as error:  # such as a lock, an open file, a parametrization
             text = " ".join(str(error).split())
             raise SettingsError(
                 f"the module cannot be pickled ({type(error).__name__}: {text}): give a function"
                 " without arguments that makes it and loads its weights"
             ) from error
-    # made here, by this program
+    # this program has made the file
     return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)
 
 
 def load(path: str, options: Mapping[str, Any], execution: Execution) -> TorchPredictor:
-    """Weights are mapped, so that processes of a host share them. SettingsError for files that need
-    trust.
+    """Open a model, with memory-mapped weights, so that processes of a host share them. Raises
+    SettingsError for files that require trust.
     """
     return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), execution)
 
@@ -217,10 +223,10 @@ def _load(path: str, trusted: bool) -> Any:
         or "archive_format" in names
         or "serialized_exported_program.json" in names
     ):
-        if not trusted:  # torch unpickles parts of it without limits
+        if not trusted:  # torch unpickles parts of it without restrictions
             raise _untrusted(f"{path} is an exported program, in which torch reads pickles")
         return torch.export.load(path).module()
-    mapped = bool(names)  # the format of before 2020 is no archive
+    mapped = bool(names)  # torch's format before 2020 is not an archive
     if not mapped:
         _check_old(path)
     if trusted:
@@ -236,8 +242,8 @@ def _load(path: str, trusted: bool) -> Any:
 
 
 def _check_old(path: str) -> None:
-    """SettingsError for a file that is no archive, unless it may be of an old torch.save, which is
-    a row of pickles.
+    """Raise SettingsError for a file that is not an archive, unless it may be in the old torch.save
+    format, a sequence of pickles.
     """
     with open(path, "rb") as file:
         begin = file.read(2)
@@ -247,8 +253,8 @@ def _check_old(path: str) -> None:
 
 
 def _load_layers(path: str, mapped: bool) -> Any:
-    """A module of torch's own layers, without running code of the file."""
-    if not mapped:  # torch cannot say what is in it
+    """Load a module of torch's own layers without running code from the file."""
+    if not mapped:  # torch cannot list the contents
         raise _untrusted(
             f"{path} has the format of torch.save before 1.6, a pickle whose content cannot be"
             " looked at"
@@ -269,7 +275,7 @@ def _untrusted(what: str) -> SettingsError:
 
 
 def _layer(name: str) -> Any:
-    """One of torch.nn's classes, or None."""
+    """Return a class of torch.nn by name, or None."""
     module, _, attribute = name.rpartition(".")
     if not module.startswith("torch.nn.modules."):
         return None

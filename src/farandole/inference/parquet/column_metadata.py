@@ -1,4 +1,4 @@
-"""What a footer says of a file's columns beside their types: by it Spark knows its vectors, and
+"""Column descriptions in a footer beyond Arrow's types, from which Spark recognizes vectors, and
 pandas its index.
 """
 
@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"
-_BY_NAME = (b"pandas", b"geo", b"huggingface")  # say it of columns by name, and nothing of others
-_NAMES = (  # Spark's, of Arrow's types, as Spark reads them in a file
+# these describe columns by name, and may omit columns
+_BY_NAME = (b"pandas", b"geo", b"huggingface")
+_NAMES = (  # Spark's names of Arrow types, as Spark reads them from a file
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_int8, "byte"),
     (pa.types.is_int16, "short"),
@@ -34,17 +35,19 @@ Field = Mapping[str, Any]
 
 
 class _UnknownError(Exception):
-    """A type that Spark has no name for."""
+    """A type without a name in Spark."""
 
 
 def of_file(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-    """What stays right of a file's own metadata when it gets other columns, or loses some."""
+    """Return the part of a file's own metadata that stays valid when columns are added or
+    removed.
+    """
     return {key: value for key, value in (metadata or {}).items() if key in _BY_NAME}
 
 
 def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
-    """How Spark describes columns in the footers of ``files``, fragments, by name: where the file
-    has the column's type in ``schema``.
+    """Return Spark's descriptions of columns, by name, from the footers of ``files`` (fragments),
+    if the file's column has the type in ``schema``.
     """
     fields: dict[str, Field] = {}
     for file in files:
@@ -58,9 +61,11 @@ def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
 
 
 def for_spark(schema: Any, known: Mapping[str, Field]) -> dict[bytes, bytes]:
-    """Metadata for Spark, of files with the columns of ``schema``, of which ``known`` describes
-    some. None where no column is known, or one has a type that Spark has no name for: what is there
-    must tell of all columns.
+    """Return metadata for Spark, for files with the columns of ``schema``; ``known`` describes
+    some.
+
+    None if no column is known, or if one has a type without a name in Spark, because the metadata
+    must describe all columns.
     """
     if not any(name in known for name in schema.names):
         return {}
@@ -75,12 +80,12 @@ def _fields(text: bytes | None) -> list[Field]:
     try:
         schema = json.loads(text or b"{}")
         return [field for field in schema.get("fields", ()) if {"name", "type"} <= {*field}]
-    except (ValueError, AttributeError, TypeError):  # somebody else's
+    except (ValueError, AttributeError, TypeError):  # written by another program
         return []
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether Spark describes both by the same words."""
+    """Return whether Spark's descriptions of both are equal."""
     try:
         return bool(_type(one) == _type(other))
     except _UnknownError:
@@ -97,7 +102,7 @@ def _field(field: Any) -> Field:
 
 
 def _type(kind: Any) -> Any:
-    """As Spark's JSON has it."""
+    """Return a type in the form of Spark's JSON."""
     types = pa.types
     if types.is_dictionary(kind):
         return _type(kind.value_type)

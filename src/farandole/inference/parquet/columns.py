@@ -13,12 +13,14 @@ from farandole.inference.returns import Type
 
 
 def merged_schema(files: Sequence[Any], first: Any) -> Any:
-    """The columns of all files, so that all files of the output have the same ones. A type is the
-    widest that files have, and a column that a file does not have is null there. DataError where no
+    """Return the columns of all files, so that all output files have the same ones.
+
+    A column has the widest of its types, and is null in files without it. Raises DataError if no
     type holds both.
     """
     own = {name for file in files for name in file.physical_schema.names}
-    schema, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
+    # columns from paths
+    schema, last = pa.schema([field for field in first if field.name not in own]), None
     for file in files:
         if last is not None and file.physical_schema.equals(last):
             continue
@@ -46,14 +48,14 @@ def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
 
 
 def _once(names: list[str], option: str, cure: str) -> list[str]:
-    """``names``. SettingsError for one that is there twice."""
+    """Return ``names``. Raises SettingsError for a duplicate."""
     if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
         raise SettingsError(f"{option} names {doubled[0]!r} twice: {cure}")
     return names
 
 
 def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | None) -> list[str]:
-    """The columns that the model gets."""
+    """Return the columns that the model gets."""
     if key is not None:
         _known([key], schema, "key")
     if inputs is not None:
@@ -73,7 +75,7 @@ def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | No
 def output_names(
     output: str | Sequence[str], kind: Type, kept: Sequence[str], errors: str
 ) -> list[str]:
-    """Return the names of the new columns. SettingsError for names that cannot be used."""
+    """Return the names of the new columns. Raises SettingsError for names that cannot be used."""
     names = [output] if isinstance(output, str) else list(output)
     if errors not in ("raise", "column"):
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
@@ -96,6 +98,6 @@ def output_names(
 
 
 def kept_columns(keep: Sequence[str] | None, schema: Any) -> list[str]:
-    """Return the columns of the input that are written, too: all, unless ``keep`` names some."""
+    """Return the columns of the input to write as well: all, unless ``keep`` names some."""
     names = _known(schema.names if keep is None else keep, schema, "keep")
     return _once(names, "keep", "name it once")

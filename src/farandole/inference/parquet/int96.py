@@ -1,8 +1,7 @@
-"""Timestamps in Parquet's old form (INT96), as Spark writes them: they are instants, in
-microseconds of UTC.
+"""Timestamps in Parquet's old form (INT96), which Spark writes: instants, in microseconds of UTC.
 
-Arrow knows neither: it reads nanoseconds without a time zone, in which the year 9999 becomes
-another one, and which Spark does not read again.
+Arrow reads them as nanoseconds without a time zone. In those the year 9999 becomes another one, and
+Spark cannot read them.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-UNIT = "us"  # of those that are read
+UNIT = "us"  # of the columns after reading
 
 
 def instants(file: Any) -> Any:
-    """The columns of a file, a fragment whose INT96 has that unit: such timestamps with a time
-    zone.
+    """Return the columns of a file with a time zone added to INT96 timestamps.
+
+    ``file``: a fragment that reads INT96 in that unit.
     """
-    # which has nanoseconds for INT96 alone
+    # only INT96 columns have nanoseconds there
     plain, known = file.physical_schema, file.metadata.schema.to_arrow_schema()
     fields = [
         field.with_type(_kind(field.type, known.field(number).type))

@@ -1,4 +1,4 @@
-"""Predictions for Parquet files, by several processes: what is written stays, if the job ends
+"""Predictions for Parquet files, by several processes. Completed files remain if the job ends
 early.
 """
 
@@ -33,12 +33,12 @@ from farandole.inference.returns import DEFAULT, parse
 from farandole.inference.stream import BATCH_SIZE, PREDICTION, PredictOptions
 from farandole.inference.versions import identity, identity_of
 
-ROWS = 1 << 17  # of a file of the output
+ROWS = 1 << 17  # rows of an output file
 
 
 class Summary(NamedTuple):
-    """``rows``: of the output. ``resumed``: files that were there already. ``seconds``: of this
-    call.
+    """The summary of a call. ``rows``: of the output. ``resumed``: files that existed already.
+    ``seconds``: of this call.
     """
 
     rows: int
@@ -79,25 +79,24 @@ def predict_parquet(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Summary:
-    """Predictions for all rows of Parquet files, written to the folder ``output``, by ``np``
-    processes of this machine.
+    """Predict all rows of Parquet files with ``np`` processes of this machine, and write the
+    predictions to the folder ``output``.
 
     ``input``: a file, a folder, a list of these or a URL. ``inputs``: the columns that the model
     gets; default: the only one, or the only one that holds arrays. A column that only some files
     have is null in the others; one whose types differ has the widest of them. ``output_columns``:
     the name of the new column, or of several, for the fields of a struct. ``keep``: columns of the
-    input that are written beside; default: all. ``threads``: of each process; default: the cores
-    shared out. ``device``: "cuda" gives each process a GPU of its own. ``rows_per_file``: at most;
-    files keep the order of rows. Other arguments: those of ``predict_udf``; ``storage_options``: of
-    fsspec's file system.
+    input to write as well; default: all. ``threads``: of each process; default: an equal share of
+    the cores. ``device``: "cuda" gives each process a GPU of its own. ``rows_per_file``: the
+    maximum; files keep the order of rows. ``storage_options``: for fsspec's file system. Other
+    arguments: as for ``predict_udf``.
 
-    A file of the output appears when it is complete. Called again after it ended early, with the
-    same arguments (``np`` may differ), it goes on with the files that are missing. ``overwrite``
-    begins anew.
+    An output file appears once it is complete. A call with the same arguments after an early end
+    (``np`` may differ) resumes with the missing files. ``overwrite`` starts from the beginning.
 
-    Raises SettingsError and DataError for what cannot be used, and for an output that holds
-    something else; DataError (with several processes JobFailedError, with its text) for the first
-    row that fails.
+    Raises SettingsError and DataError for unusable arguments, files and columns, and for an output
+    folder with other contents; DataError (with several processes JobFailedError, with its text) for
+    the first row that fails.
     """
     began = time.monotonic()
     packed = pack_with(model, options)
@@ -151,7 +150,7 @@ def predict_parquet(
 def _predict(
     job: PredictJob, np: int, rows_per_file: int, overwrite: bool, began: float
 ) -> Summary:
-    """Write the files that are missing, by up to ``np`` processes."""
+    """Write the missing files, with up to ``np`` processes."""
     facts = _facts(job, rows_per_file)
     job = job._replace(mark=mark(facts))
     target = Target(job.output, job.storage_options, job.mark)
@@ -162,7 +161,7 @@ def _predict(
         _run(job._replace(todo=todo), min(np, len(todo)))
     except BaseException:
         with contextlib.suppress(OSError):
-            # what ranks were writing that another one's failure, or a signal, has ended
+            # removes unfinished files of ranks that another rank's failure, or a signal, has ended
             target.clean()
         raise
     _check_unchanged(job.sources, job.input_system())
@@ -176,7 +175,7 @@ def _predict(
 
 
 def _run(job: PredictJob, np: int) -> None:
-    """Predict on ``np`` ranks. Several get the model as a file, which they map."""
+    """Predict on ``np`` ranks. Several ranks get the model as a file, which they map."""
     if np <= 1:
         run_ranks(job, np)
         return
@@ -188,7 +187,9 @@ def _run(job: PredictJob, np: int) -> None:
 
 
 def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
-    """Return what decides about the output, as JSON. Models in files are known by their version."""
+    """Return the facts that determine the output, as JSON. Models in files are identified by their
+    version.
+    """
     model, options = job.model, job.options
     chosen = {
         name: value for name, value in model.options if name not in ("trust_pickle", "backend")
@@ -228,7 +229,7 @@ def _source(file: Any, system: Any) -> InputFile:
 
 
 def _version(path: str, system: Any) -> tuple[int, int]:
-    """Return the time of writing and the size of a file."""
+    """Return the modification time and the size of a file."""
     info = system.get_file_info(path)
     return (-1 if info.mtime_ns is None else info.mtime_ns), (
         -1 if info.size is None else info.size
@@ -236,7 +237,7 @@ def _version(path: str, system: Any) -> tuple[int, int]:
 
 
 def _check_unchanged(sources: Sequence[InputFile], system: Any) -> None:
-    """DataError for a file of the input that was written anew while it was read."""
+    """Raise DataError for an input file that was overwritten while it was read."""
     for source in sources:
         if _version(source.path, system) != (source.written, source.size):
             raise DataError(

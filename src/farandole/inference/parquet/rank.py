@@ -1,4 +1,4 @@
-"""The part of one rank: the rows of its files, with their predictions."""
+"""The work of one rank: the rows of its files, with their predictions."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from farandole.inference.recut import Slice, take
 from farandole.inference.stream import PredictOptions, Predictor, predictions
 from farandole.job.config import Placement
 
-_READ_ROWS = 1 << 14  # that are read at once, at most
+_READ_ROWS = 1 << 14  # maximum rows read at once
 _READ_BYTES = 4 << 20
-_BUFFER = 1 << 20  # bytes of each column that are read from a disk at once
+_BUFFER = 1 << 20  # bytes of each column read from disk at a time
 _GROUP_BYTES = 16 << 20  # of a row group of the output
 
 
 class PredictJob(NamedTuple):
     """The arguments of a rank.
 
-    ``input_path``: one of the input's, and ``storage_options``: of its file system and
-    the output's. ``schema``: of all input files; each column has one type. ``spark_fields``:
-    columns of the input as Spark describes them. ``names``: of the new columns.
-    ``unpacked``: the fields of a struct are columns. ``mark``: a digest of what decides about the
-    output. ``model_folder``: with the model's file, until all ranks have opened it; a single rank
-    has the model itself.
+    ``input_path``: one of the input's, and ``storage_options``: of its file system and the
+    output's. ``schema``: of all input files; each column has one type. ``spark_fields``: Spark's
+    descriptions of the input's columns. ``names``: of the new columns. ``unpacked``: the fields of
+    a struct become columns. ``mark``: a digest of the facts that determine the output.
+    ``model_folder``: holds the model's file until all ranks have opened it; a single rank has the
+    model itself.
     """
 
     model: Model
@@ -65,7 +65,7 @@ class PredictJob(NamedTuple):
 
 
 def run_ranks(job: PredictJob, np: int) -> None:
-    """Predict on ``np`` processes of this machine; one is this process."""
+    """Predict on ``np`` processes of this machine, including this one."""
     if np <= 1:
         _work(job, 0, 1)
         return
@@ -95,8 +95,8 @@ def _work(job: PredictJob, rank: int, size: int) -> None:
 
 
 def _remove_when_opened(folder: str, rank: int, size: int) -> None:
-    """The last rank that has opened the model removes its file, so that a driver that is killed
-    leaves none. Whatever maps it keeps it.
+    """Remove the model's file once all ranks have opened it, so that a killed driver leaves none.
+    Mapped memory stays valid.
     """
     Path(folder, f"{rank}.opened").touch()
     if len([*Path(folder).glob("*.opened")]) == size:
@@ -104,7 +104,7 @@ def _remove_when_opened(folder: str, rank: int, size: int) -> None:
 
 
 def _tables(file: OutputFile, job: PredictJob, predict: Predictor, system: Any) -> Iterator[Any]:
-    """Yield the rows of a file with their predictions, some at a time; at least one table."""
+    """Yield the rows of a file with their predictions, in several tables, at least one."""
     source = job.sources[file.source]
     if file.begin == file.end:
         yield _empty(job)
@@ -125,14 +125,16 @@ def _tables(file: OutputFile, job: PredictJob, predict: Predictor, system: Any) 
 def _kept(
     batches: Iterator[Any], columns: Sequence[str], keep: Sequence[str], waiting: deque[Slice[Any]]
 ) -> Iterator[Any]:
-    """The model's columns of each batch; those that are kept wait for its predictions."""
+    """Yield the model's columns of each batch, and queue the kept columns until its predictions
+    arrive.
+    """
     for batch in batches:
         waiting.append(Slice(batch.select(list(keep)), 0, batch.num_rows))
         yield [batch.column(name) for name in columns]
 
 
 def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
-    """Tables of the size of a row group."""
+    """Yield tables of the size of a row group."""
     waiting: list[Any] = []
     for table in tables:
         waiting.append(table)
@@ -144,8 +146,8 @@ def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(system: Any, source: InputFile, target: OutputFile, schema: Any) -> Iterator[Any]:
-    """Yield the rows for a file, from the row groups that hold them. A row group is not read as a
-    whole, where it is near.
+    """Yield the rows for a file from the row groups that hold them. Local row groups are read in
+    parts.
     """
     constant = dict(source.keys)
     own = [name for name in schema.names if name not in constant]
@@ -171,7 +173,7 @@ def _batches(system: Any, source: InputFile, target: OutputFile, schema: Any) ->
 
 
 def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
-    """Rows ``begin`` to ``end - 1`` of batches; those after them are not read."""
+    """Yield rows ``begin`` to ``end - 1`` of batches; later rows are not read."""
     row = 0
     for batch in batches:
         first, last = max(begin - row, 0), min(end - row, batch.num_rows)
@@ -185,9 +187,11 @@ def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
 def _completed(
     batch: Any, constant: Mapping[str, Any], schema: Any, path: str, about: Mapping[bytes, bytes]
 ) -> Any:
-    """With the columns that stand in the file's path, as in year=2024/part.parquet, and those that
-    only other files have, which are null. ``about``: metadata of the columns. DataError for a value
-    that the type of all files does not hold.
+    """Add the columns in the file's path, such as year=2024/part.parquet, and null columns for
+    those that only other files have.
+
+    ``about``: metadata of the columns. Raises DataError for a value that does not fit the common
+    type of all files.
     """
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -212,13 +216,13 @@ def _as(column: Any, kind: Any, name: str, path: str) -> Any:
 
 
 def _empty(job: PredictJob) -> Any:
-    """The columns, without a row."""
+    """Return the columns without rows."""
     kept = pa.schema([job.schema.field(name) for name in job.keep]).empty_table()
     return _with(kept, pa.chunked_array([], job.options.type), job)
 
 
 def _with(table: Any, column: Any, job: PredictJob) -> Any:
-    """Kept columns, and the new ones."""
+    """Return the kept columns and the new ones."""
     columns = [_field(column, 0), _field(column, 1)] if job.options.errors == "column" else [column]
     if job.unpacked:
         fields = len(job.options.returns.fields)
@@ -229,6 +233,6 @@ def _with(table: Any, column: Any, job: PredictJob) -> Any:
 
 
 def _field(column: Any, number: int) -> Any:
-    """A field of a struct, null where the struct is."""
+    """Return a field of a struct, null where the struct is null."""
     kind = column.type.field(number).type
     return pa.chunked_array([pc.struct_field(chunk, number) for chunk in column.chunks], kind)

@@ -1,5 +1,5 @@
-"""The folder of predictions: files that appear when they are complete, and what they were
-made of.
+"""The folder of predictions: files that appear once they are complete, and a record of the facts
+that determine them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from farandole.data import paths
 from farandole.errors import DataError, SettingsError
 from farandole.inference.output_files import OutputFile
 
-MANIFEST = "_farandole.json"  # readers leave out names that begin so, or with a dot
-_OWN = (".part-", f".{MANIFEST}.")  # files that are not complete
-_MARK = b"farandole"  # in a file of predictions: what it was made of
+MANIFEST = "_farandole.json"  # readers ignore names that begin with an underscore or a dot
+_OWN = (".part-", f".{MANIFEST}.")  # incomplete files
+_MARK = b"farandole"  # key in a file of predictions for the digest of these facts
 
 
 def mark(facts: Mapping[str, Any]) -> str:
@@ -31,8 +31,8 @@ def mark(facts: Mapping[str, Any]) -> str:
 
 
 def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> None:
-    """SettingsError for an output that lies in the input, or the input in it. ``files``: of the
-    input.
+    """Raise SettingsError if the output is within the input, or the input within the output.
+    ``files``: of the input.
     """
     target = _place(output)
     for path in [*inputs, *files]:
@@ -54,15 +54,17 @@ def _within(path: str, folder: str) -> bool:
 
 
 class Target:
-    """``path``: a folder or its URL. ``mark``: of what its files are made of."""
+    """An output folder. ``path``: a folder or its URL. ``mark``: the digest of the facts that
+    determine its files.
+    """
 
     def __init__(self, path: str, storage_options: Mapping[str, Any] | None, mark: str) -> None:
         self._system, self._path = paths.arrow_filesystem(path, storage_options)
         self._mark = mark.encode()
 
     def begin(self, facts: Mapping[str, Any], overwrite: bool) -> None:
-        """Make the folder, or find it with files made of the same. SettingsError if it holds
-        something else.
+        """Make the folder, or find it with files of the same facts. Raises SettingsError if it has
+        other contents.
         """
         kind = self._system.get_file_info(self._path).type
         if overwrite and kind != fs.FileType.NotFound:
@@ -79,8 +81,10 @@ class Target:
         self._put(MANIFEST, json.dumps(facts).encode())
 
     def has(self, file: OutputFile) -> bool:
-        """Whether a file is there, and complete. After a crash of the machine it may be torn; a
-        call that had not ended when another one began may have left one of other facts.
+        """Return whether a file exists and is complete.
+
+        A crash of the machine may have truncated it, and an overlapping call with other facts may
+        have left another one.
         """
         path = f"{self._path}/{file.name}"
         if self._system.get_file_info(path).type != fs.FileType.File:
@@ -93,8 +97,10 @@ class Target:
             return False
 
     def write(self, file: OutputFile, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
-        """A file of ``tables``, at least one, of the same columns; each is a row group, and only
-        one is in memory. ``about``: metadata for its footer, beside the tables' own.
+        """Write a file of ``tables``, at least one, with the same columns.
+
+        Each table is a row group, and only one is in memory. ``about``: metadata for its footer, in
+        addition to the tables' own.
         """
         with self._whole(file.name) as stream:
             first = next(tables)
@@ -106,8 +112,8 @@ class Target:
                     writer.write_table(table)
 
     def finish(self, every: Sequence[OutputFile]) -> None:
-        """Remove what processes left that were ended. DataError if a file is missing, or one too
-        many.
+        """Remove files of killed processes. Raises DataError if a file is missing, or for an
+        additional one.
         """
         self.clean()
         wanted = {file.name for file in every}
@@ -121,13 +127,13 @@ class Target:
             )
 
     def clean(self) -> None:
-        """Remove files that are not complete, of processes that have ended."""
+        """Remove incomplete files of processes that have ended."""
         for path in self._names():
             if path.startswith(_OWN):
                 self._system.delete_file(f"{self._path}/{path}")
 
     def _facts(self) -> Any:
-        """What the files of the folder were made of; None for an empty folder."""
+        """Return the facts that determine the folder's files; None for an empty folder."""
         names = self._names()
         if MANIFEST not in names:
             if [name for name in names if not name.startswith(".")]:
@@ -154,7 +160,7 @@ class Target:
 
     @contextlib.contextmanager
     def _whole(self, name: str) -> Iterator[Any]:
-        """A file to write to, which is there in the end whole, or not at all."""
+        """Yield a file to write to, which appears completely or not at all."""
         temporary = f"{self._path}/.{name}.{socket.gethostname()}-{os.getpid()}"
         try:
             with self._system.open_output_stream(temporary) as file:

@@ -14,7 +14,9 @@ _folders: dict[str, Any] = {}
 
 
 def sent_archive() -> str:
-    """The name of a file with Farandole itself, which executors on other machines get."""
+    """Return the name of a file with Farandole itself, which Spark sends to executors on other
+    machines.
+    """
     context = session.context()
     if context is None or context.master.startswith("local"):
         return ""

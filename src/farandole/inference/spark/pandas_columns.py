@@ -1,4 +1,6 @@
-"""Columns as pandas has them, from and to Arrow's. Before 4.1, Spark hands over no others."""
+"""Conversion of columns between pandas and Arrow, because Spark before 4.1 only passes pandas
+columns.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from farandole.inference.stream import Chunk, PredictOptions
 _PURPOSE = "inference"
 _INTEGERS = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
 INTEGER_LISTS = rf"^(array<)+({'|'.join(_INTEGERS)})>"
-_DIGITS = 2.0**53  # from here on, floating numbers leave whole ones out
+_DIGITS = 2.0**53  # from here on, floats cannot represent all integers
 _DECIMAL = re.compile(r"decimal\(\d+,(\d+)\)")
 _STRUCTS = (  # Spark's vectors and images, as structs
     "type tinyint, size int, indices array<int>, values array<double>",
@@ -27,12 +29,12 @@ _STRUCTS = (  # Spark's vectors and images, as structs
 
 
 def arrow_chunk(columns: Sequence[Any], masked: bool, options: PredictOptions) -> Chunk:
-    """Return columns of pandas as Arrow's. ``masked``: as many columns follow that hold the
-    types of some of their rows.
+    """Return pandas columns as Arrow columns. ``masked``: as many columns follow, with the types of
+    some rows.
     """
     number = len(columns) // 2 if masked else len(columns)
     kinds = columns[number:] if masked else [None] * number
-    names = [*options.inputs, ""]  # a key is for messages alone
+    names = [*options.inputs, ""]  # a key only occurs in messages
     return [
         _arrow(column, kind, name)
         for column, kind, name in zip(columns[:number], kinds, names, strict=False)
@@ -40,9 +42,10 @@ def arrow_chunk(columns: Sequence[Any], masked: bool, options: PredictOptions) -
 
 
 def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
-    """Return a column of pandas, a Series, or for structs a DataFrame, as Arrow's. ``kinds``: names
-    of its type, by row. ``name``: of the model's input. DataError for integers that have lost
-    digits.
+    """Return a pandas column (a Series, or for structs a DataFrame) as an Arrow column.
+
+    ``kinds``: names of its type, by row. ``name``: of the model's input. Raises DataError for
+    integers that have lost digits.
     """
     pa = require("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
@@ -64,20 +67,20 @@ def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
 
 
 def _type_named(kinds: Any) -> str:
-    """The type that ``kinds`` names, "" for none."""
+    """Return the type named in ``kinds``; "" if there is none."""
     there = None if kinds is None else kinds.first_valid_index()
     return "" if there is None else str(kinds[there])
 
 
 def _of_floats(kind: Any) -> bool:
-    """Return whether an Arrow type is a list of floating numbers."""
+    """Return whether an Arrow type is a list of floats."""
     types = require("pyarrow", _PURPOSE).types
     return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
 
 
 def _check_digits(array: Any, kind: Any, name: str) -> None:
-    """DataError for floating numbers so large that whole numbers, which they were, have lost
-    digits. ``kind``: what they were.
+    """Raise DataError for floats so large that the original integers have lost digits. ``kind``:
+    the original type.
     """
     pa, pc = require("pyarrow", _PURPOSE), require("pyarrow.compute", _PURPOSE)
     if not name or not pa.types.is_integer(innermost(pa.types, kind)):
@@ -95,8 +98,8 @@ def _check_digits(array: Any, kind: Any, name: str) -> None:
 
 
 def _named(kind: str) -> Any:
-    """The Arrow type of a type that Spark names, for a column without any value; null for what
-    models do not take.
+    """Return the Arrow type of a Spark type's name, for a column without values; null for types
+    that models do not take.
     """
     pa = require("pyarrow", _PURPOSE)
     if decimal := _DECIMAL.fullmatch(kind):
@@ -108,8 +111,9 @@ def _named(kind: str) -> Any:
 
 
 def _widest(kind: Any) -> Any:
-    """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as
-    many as the values at hand need, and those of a column's other rows may need more.
+    """Return decimals with Spark's maximum precision, and other types unchanged.
+
+    Arrow uses the precision of the present values, but a column's other rows may need more.
     """
     pa = require("pyarrow", _PURPOSE)
     if pa.types.is_decimal(kind):
@@ -118,8 +122,9 @@ def _widest(kind: Any) -> Any:
 
 
 def _struct(columns: Any) -> Any:
-    """A row of pandas is never null: one without any value stands for it. The types of a vector's
-    or image's fields do not depend on what the rows hold.
+    """Return structs, with null for a row without values, because a row of pandas is never null.
+
+    The types of a vector's or image's fields do not depend on the rows' values.
     """
     pa = require("pyarrow", _PURPOSE)
     known = ({each.name: each.type for each in arrow_type(parse(kind))} for kind in _STRUCTS)
@@ -149,9 +154,10 @@ def to_pandas(array: Any) -> Any:
 
 @functools.cache
 def _as_they_are() -> tuple[Any, Any]:
-    """A Series and a DataFrame that hold Arrow's own arrays, which know null from NaN, and integers
-    beside null, until Spark has them. Of lists and structs Spark makes Python's objects (by
-    ``apply``), in which NaN would become null.
+    """Return Series and DataFrame classes that keep Arrow's own arrays until Spark receives them.
+
+    Arrow's arrays distinguish null from NaN, and have integers next to null. Spark would otherwise
+    convert lists and structs to Python objects (by ``apply``), in which NaN becomes null.
     """
     pandas = require("pandas", _PURPOSE)
 

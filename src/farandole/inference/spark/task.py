@@ -1,4 +1,4 @@
-"""Predictions of one partition: the side of a Python worker."""
+"""Predictions of one partition: the Python worker's side."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from farandole.inference.spark.pandas_columns import arrow_chunk, to_pandas
 from farandole.inference.stream import Chunk, PredictOptions, predictions
 
 _PURPOSE = "inference"
-# of a Python worker: the digests of models that were there when objects were frozen
+# of a Python worker: digests of models that were loaded when objects were frozen
 _settled: set[str] = set()
 ByColumn = Mapping[str, Any] | Sequence[Any]
 
 
 class PredictTask(NamedTuple):
-    """The arguments of a task, without the content of the model. ``options``: shapes, dtypes, fill
-    and decode, by name, or one for each column.
+    """The arguments of a task, without the model's content. ``options``: shapes, dtypes, fill and
+    decode, by name, or one for each column.
     """
 
     model: Model
@@ -44,15 +44,16 @@ class PredictTask(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """The number of columns that name rows, and do not go to the model."""
+        """Return the number of columns that name rows and do not go to the model."""
         return 1 if self.key else 0
 
 
 def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
-    """Predict the rows of one partition, in a Python worker. ``batches``: the columns, as Spark
-    gives them to an Arrow or pandas function in the form of iterators; the result is of the same
-    kind. ``masked``: after the columns come as many that hold their types where they are null, or
-    such lists.
+    """Predict the rows of one partition, in a Python worker.
+
+    ``batches``: the columns, as Spark passes them to an Arrow or pandas function on iterators; the
+    result is of the same kind. ``masked``: the columns are followed by as many that hold their
+    types for null values and for lists with null.
     """
     from pyspark import TaskContext
 
@@ -76,7 +77,9 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
 
 
 def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOptions:
-    """Return the options for so many columns. SettingsError if ``inputs`` names another number."""
+    """Return the options for so many columns. Raises SettingsError if ``inputs`` has another
+    number.
+    """
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.keys))
     if len(names) + job.keys != columns:
         key = " and a key" if job.key else ""
@@ -118,19 +121,20 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(content: Any) -> bytes:
-    """The model's file, of which this process keeps no copy."""
+    """Return the model's file content, without a copy in this process."""
     if isinstance(content, bytes):
         return content
     data: bytes = content.value
     with contextlib.suppress(AttributeError):
-        del content._value  # Spark reads its own file again, should another model ask
+        del content._value  # Spark reads its own file again if another model needs it
     return data
 
 
 def _spare_the_collector(digest: str) -> None:
-    """Spark's daemon collects garbage after each task. It would look at every object of a framework
-    each time, which takes longer than many a task. What a model before this one has left is
-    collected first.
+    """Exempt a framework's objects from garbage collection.
+
+    Spark's daemon collects garbage after each task, and would visit every object of a framework
+    each time, which takes longer than many tasks. Garbage of an earlier model is collected first.
     """
     if digest not in _settled:
         _settled.add(digest)
@@ -140,8 +144,8 @@ def _spare_the_collector(digest: str) -> None:
 
 
 def _folder() -> str | None:
-    """The one that Spark has for files of this application on this executor, and removes with
-    it.
+    """Return Spark's folder for files of this application on this executor, which Spark removes
+    with the application.
     """
     from pyspark import SparkFiles
 
@@ -150,6 +154,6 @@ def _folder() -> str | None:
 
 
 def device_of(context: Any) -> str:
-    """The GPU that Spark assigned to the task, or the CPU."""
+    """Return the GPU that Spark assigned to the task, or the CPU."""
     gpu = context.resources().get("gpu")
     return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"

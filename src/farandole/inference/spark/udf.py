@@ -1,4 +1,4 @@
-"""Models as functions of the columns of a DataFrame: the driver's side."""
+"""Models as functions of a DataFrame's columns: the driver's side."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def predict_udf(
     device: str | None = None,
     **options: Any,
 ) -> Any:
-    """A model as a function of columns: ``df.withColumn("scores",
+    """Return a model as a function of columns: ``df.withColumn("scores",
     predict_udf(model)("features"))``.
 
     ``model``: a torch module, a Keras or ONNX model, a function on arrays (columns are its
-    arguments), a function without arguments that gives one of these, or a path: a file of torch,
+    arguments), a function without arguments that returns one of these, or a path: a file of torch,
     ``.keras``, ``.onnx``, the folder of a SavedModel. It is sent to each executor once, and opened
-    once in each Python worker. ``returns``: the type of a row's prediction, as Spark writes it.
-    Default: what the model tells, otherwise "array<float>". ``batch_size``: rows that the model
-    gets at once, whatever Arrow's batches are. ``inputs``: names for the columns, by which Keras,
-    ONNX and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: of
-    columns, by their names in ``inputs``, or one for each in order; see
-    ``farandole.data.from_parquet``. Floating numbers get the model's own dtype. ``stack``: columns
-    are numbers, and together one array ``[rows, columns]``. ``errors``: "raise" ends the query with
-    one error, which names the row; "column" gives a struct of prediction and error, one of which is
-    null. ``key``: the last column does not go to the model, but into messages, as the name of a
-    row. ``threads``: of the model, and to decode; default: spark.task.cpus. ``device``: default:
-    the GPU that Spark gave to the task, otherwise "cpu". ``options``: ``custom_objects`` (Keras),
-    ``signature`` (SavedModel), ``trust_pickle`` (files that name code to run).
+    once in each Python worker. ``returns``: the type of a row's prediction, in Spark's notation;
+    default: the model's declared type, otherwise "array<float>". ``batch_size``: rows per call of
+    the model, whatever Arrow's batches are. ``inputs``: names for the columns, by which Keras, ONNX
+    and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: of columns, by
+    their names in ``inputs``, or one for each in order; see ``farandole.data.from_parquet``. Floats
+    get the model's own dtype. ``stack``: columns are numbers, and together form one array ``[rows,
+    columns]``. ``errors``: "raise" ends the query with one error, which names the row; "column"
+    returns a struct of prediction and error, one of them null. ``key``: the last column does not go
+    to the model; it names rows in messages. ``threads``: of the model, and for decoding; default:
+    spark.task.cpus. ``device``: default: the GPU that Spark assigned to the task, otherwise "cpu".
+    ``options``: ``custom_objects`` (Keras), ``signature`` (SavedModel), ``trust_pickle`` (files
+    that name code to run).
 
-    Raises SettingsError for a model or options that cannot be used.
+    Raises SettingsError for an unusable model or option.
     """
     if errors not in ("raise", "column"):
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
@@ -80,9 +80,10 @@ def predict_udf(
 def predict_udf_from_loader(
     loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any
 ) -> Any:
-    """Make a function of columns like ``predict_udf``, for callers whose users cannot give
-    ``errors``. ``cure``: what to do about a row that fails, for the error. ``read``: shapes,
-    dtypes, fill and decode.
+    """Make a function of columns like ``predict_udf``, for callers whose users cannot set
+    ``errors``.
+
+    ``cure``: advice about a failing row, for the error. ``read``: shapes, dtypes, fill and decode.
     """
     packed = pack(loader)
     job = PredictTask(
@@ -115,12 +116,12 @@ def transform(
     errors: str = "raise",
     **options: Any,
 ) -> Any:
-    """A DataFrame with predictions beside its columns.
+    """Return a DataFrame with additional columns of predictions.
 
     ``inputs``: the names of the columns that the model gets. ``output``: the name of the new
-    column; several, where ``returns`` is a struct: one for each of its fields. ``key``: a column
-    that names rows in errors. With ``errors="column"`` there is one more column, "prediction_error"
-    (the first output's name with "_error"). ``options``: those of ``predict_udf``.
+    column; or several names, one for each field of a struct in ``returns``. ``key``: a column that
+    names rows in errors. With ``errors="column"`` there is one more column, "prediction_error" (the
+    first output's name with "_error"). ``options``: as for ``predict_udf``.
     """
     from pyspark.sql import functions
 
@@ -158,7 +159,7 @@ def transform(
 
 
 def unused(frame: Any) -> str:
-    """A name that no column of ``frame`` has, in whatever case."""
+    """Return a name that no column of ``frame`` has, ignoring case."""
     taken, name = {column.lower() for column in frame.columns}, "__farandole_prediction"
     while name in taken:
         name += "_"
@@ -166,19 +167,22 @@ def unused(frame: Any) -> str:
 
 
 def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool) -> Any:
-    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which
-    null is a NaN, and whole numbers beside it are floats, in lists, too. So a column goes along
-    that holds the type of what is null, and that of lists of whole numbers, but in SQL.
-    ``task_of``: the task, with such columns or without. ``once``: a filter on the result is no
-    reason to compute it before the filter and again behind it, where whether a row fails hangs on
-    the rows before it (the first list of a column tells how long all are).
+    """Return a Spark function for the task.
+
+    Spark 4.1 and later pass Arrow arrays. Earlier versions pass pandas columns, in which null is
+    NaN and integers next to null are floats, even in lists. So an additional column holds the types
+    of null values and of lists of integers, except in SQL.
+
+    ``task_of``: returns the task, with such columns or without. ``once``: Spark must not compute
+    the result twice, before and after a filter, if the success of a row depends on the rows before
+    it (the first list of a column determines the length of all).
     """
     from pyspark.sql import functions
 
     def made(function: Any) -> Any:
         return function.asNondeterministic() if once else function
 
-    # that type hints are preferred: hints name the type, and here it is an argument
+    # the warning prefers type hints, but here the type is an argument
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*preferred to specify type hints", UserWarning)
         if hasattr(functions, "arrow_udf"):
@@ -190,7 +194,7 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool
             for each in (False, True)
         )
 
-    @functools.wraps(plain)  # with what registers it for SQL
+    @functools.wraps(plain)  # adds the attribute that registers it for SQL
     def call(*columns: Any) -> Any:
         kinds = [functions.typeof(each) for each in columns]
         masks = [
@@ -205,9 +209,10 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool
 def _task(
     job: bytes, content: Any, archive: str, masked: bool
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For the executors. A function inside a function is sent whole: Farandole need not be there to
-    read it. Another version that may be there does not count: what the driver has pickled is for
-    its own.
+    """Return the task for the executors.
+
+    A nested function is sent by value, so executors can unpickle it without Farandole. An installed
+    other version is not used, because the driver's pickles need the driver's own.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -230,7 +235,9 @@ def _sent(content: bytes) -> Any:
 
 
 def _column(frame: Any, name: str) -> Any:
-    """The column of this name; the field of a struct ("a.b") where there is none."""
+    """Return the column of this name, or the field of a struct ("a.b") if there is no such
+    column.
+    """
     from pyspark.sql import functions
 
     nested = "." in name and name.lower() not in {each.lower() for each in frame.columns}
