@@ -101,8 +101,7 @@ class TlsStream:
         return self.recvmsg_into((memory,))[0]
 
     def recvmsg_into(self, parts: Sequence[bytearray | memoryview]) -> tuple[int, Any, Any, Any]:
-        """Receive into ``parts``; like a socket, return four values, the first of which is the
-        number of bytes.
+        """Receive into ``parts`` and return a socket's four values, first the number of bytes.
 
         The number is less than the capacity of ``parts`` only if no more data has arrived.
         """

@@ -192,7 +192,7 @@ class SparkCluster:
     # ---- the barrier stage ----
 
     def submit(self, np: int, task: dict[str, Any], name: str, description: str) -> Stage:
-        """Return a barrier stage of ``np`` tasks, each of which runs an agent."""
+        """Return a barrier stage of ``np`` tasks that run an agent each."""
         return Stage(
             self._context,
             np,
