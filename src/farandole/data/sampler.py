@@ -2,8 +2,8 @@
 
 The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n,
 r + 2n ..., so that batch k of n ranks with B/n samples each holds the same samples as batch k of
-one process with B. The progress of a training is two whole numbers, the epoch and the position up
-to which samples are done, so any number of ranks can resume.
+one process with B. The progress of a training run is two whole numbers, the epoch and the position
+up to which samples are done, so any number of ranks can resume.
 """
 
 from __future__ import annotations

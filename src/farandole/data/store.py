@@ -1,4 +1,4 @@
-"""``Store``: a folder, on any file system, for the files of a training: prepared data, checkpoints
+"""``Store``: a folder, on any file system, for the files of training: prepared data, checkpoints
 and logs of runs.
 
 Paths are plain on this machine, and URLs elsewhere. A store may be pickled; each process connects

@@ -1,4 +1,4 @@
-"""Metrics of a training in MLflow, if the program has an active MLflow run."""
+"""Metrics of a training run in MLflow, if the program has an active MLflow run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from farandole.estimators.spark.params import Declared, Row, declare
 from farandole.estimators.spark.persistence import Persistent
 
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
-MOST_EPOCHS = 20  # checkpoints and validations of a training
+MOST_EPOCHS = 20  # most checkpoints and validations of a training run
 RUN = "model"  # the run's folder below modelDir
 TOO_OLD = (
     "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow"

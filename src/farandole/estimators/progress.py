@@ -1,4 +1,4 @@
-"""The progress of a training, for any framework: history, checkpoints, the best epoch, early
+"""The progress of a training run, for any framework: history, checkpoints, the best epoch, early
 stopping, and a line for the user. Every rank has the same values, so all decide in the same way.
 """
 
@@ -63,7 +63,7 @@ class Best:
 
 
 class Progress:
-    """The progress of a training on all ranks.
+    """The progress of a training run on all ranks.
 
     Call ``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, and ``result`` at the
     end. An epoch has ``rows`` on all ranks, and ``batches`` on a rank.

@@ -1,4 +1,4 @@
-"""The specification of a training for every rank: made and checked on the driver, and sent to
+"""The specification of a training run for every rank: made and checked on the driver, and sent to
 ranks.
 """
 
@@ -106,7 +106,9 @@ def direction(metric: str) -> str:
 
 
 class Spec(NamedTuple):
-    """The specification of a training. ``payload``: the framework's model and its companions."""
+    """The specification of a training run.  ``payload``: the framework's model and its
+    companions.
+    """
 
     train: ParquetData
     validation: ParquetData | None

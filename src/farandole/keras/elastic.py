@@ -1,4 +1,4 @@
-"""The state of a Keras training in an elastic job, and the callbacks that keep it."""
+"""The state of Keras training in an elastic job, and the callbacks that keep it."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def path_of(callback: Any) -> str | None:
 def written_once(
     users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int
 ) -> Iterator[list[Any]]:
-    """Yield the callbacks ``users``; within the context, callbacks write nothing if a lower rank
-    writes to the same path.
+    """Yield those callbacks of ``users`` that write nothing within the context, because a lower
+    rank writes to the same path.
 
-    Such callbacks still do everything else, so that all ranks decide in the same way.
+    The callbacks still do everything else, so that all ranks decide in the same way.
     ModelCheckpoints among them need an ``Unsaved`` model.
 
     ``paths``: the paths that the callbacks of each rank write to.

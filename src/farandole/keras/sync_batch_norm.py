@@ -12,8 +12,8 @@ from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 
 
 class SyncBatchNormalization(Synchronized, keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Replace ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have batches of
-    different sizes, or none. Statistics are computed in double precision.
+    """A replacement for ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have
+    batches of different sizes, or none. Statistics are computed in double precision.
 
     ``fused`` may only be False (otherwise ValueError). ``process_set``: the ranks whose batches
     count; all ranks by default.

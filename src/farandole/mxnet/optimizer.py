@@ -20,7 +20,7 @@ from farandole.strategies.options import GradientOptions, gradient_options
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxnet has no types
-    """Average the gradients over all ranks before ``optimizer`` updates.
+    """An optimizer that averages gradients over all ranks before ``optimizer`` updates.
 
     For ``Module.fit`` and for ``gluon.Trainer``; with gluon, ``DistributedTrainer`` is faster. All
     attributes are ``optimizer``'s. Gradients are summed, so its ``rescale_grad`` is divided by the

@@ -43,8 +43,8 @@ KVSTORES = {
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
-    """Average gradients over all ranks in ``step`` (and in ``allreduce_grads``) of a
-    ``gluon.Trainer``.
+    """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in
+    ``allreduce_grads``).
 
     As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the
     predivide factor, and the update divides by the number of ranks; ``step(batch_size)``, with this

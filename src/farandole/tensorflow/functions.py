@@ -66,10 +66,10 @@ class Names:
         eager mode, where calls are counted.
 
         In a graph an unnamed call is named for its tensor, and a name that the process set already
-        uses gets a number. So the name is the same on all ranks that build the same graph, however
-        often they build it. Nested functions count as one graph, because two calls of one name may
-        run at the same time. Each process set counts separately: a rank may be in several sets,
-        whose other members do not build the same calls.
+        uses gets a number. So the name is the same on all ranks that build the same graph, even
+        repeatedly. Nested functions count as one graph, because two calls of one name may run at
+        the same time. Each process set counts separately: a rank may be in several sets, whose
+        other members do not build the same calls.
         """
         if tf.executing_eagerly():
             return self.name

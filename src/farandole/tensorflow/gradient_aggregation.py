@@ -14,7 +14,7 @@ from farandole.tensorflow.sparse import is_slices
 
 
 class LocalGradientAggregationHelper:
-    """Accumulate gradients over ``backward_passes_per_step`` calls of ``compute_gradients``.
+    """Accumulates gradients over ``backward_passes_per_step`` calls of ``compute_gradients``.
 
     ``allreduce_func``, a function of gradients and variables, reduces the sums in the last call;
     ``apply_gradients`` applies gradients only then.

@@ -87,7 +87,8 @@ class VariableReducer:
         )
 
     def _model(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the variables that identify a model, where models must be told apart; else none.
+        """Return the variables that identify a model, where models must be distinguished; else
+        none.
 
         A codec keeps state for one model, and in graphs two reducers with one name that run at the
         same time are an error. (Plain tensors may differ in each step.)

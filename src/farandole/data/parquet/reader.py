@@ -366,7 +366,7 @@ class _Iteration:
         return factor if own is None else own * factor
 
     def _decode(self, arrays: dict[str, Array], chunks: Chunks, taken: int) -> None:
-        """Replace bytes by decoded arrays. ``taken``: the rank's row with which the arrays
+        """Replace bytes with decoded arrays. ``taken``: the rank's row with which the arrays
         begin.
         """
         for column in self._columns:

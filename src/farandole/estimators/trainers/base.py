@@ -16,7 +16,7 @@ from farandole.estimators.spec import Spec
 
 
 class Training:
-    """A training on a rank. ``factor``: multiplies the learning rate of one rank."""
+    """A training run on a rank. ``factor``: multiplies the learning rate of one rank."""
 
     def __init__(self, spec: Spec, rank: int, size: int) -> None:
         self.spec = spec

@@ -28,9 +28,9 @@ from farandole.keras.pipeline.weights import Weights, set_weights
 
 
 class Pipeline(keras.Model):  # type: ignore[misc]
-    """Cut ``model`` into stages on different ranks. Each rank holds weights, gradients and
-    optimizer state of its own layers only. ``compile``, ``fit``, ``evaluate`` and ``predict`` work
-    as on one process.
+    """A model cut into stages on different ranks. Each rank holds weights, gradients and optimizer
+    state of its own layers only. ``compile``, ``fit``, ``evaluate`` and ``predict`` work as on one
+    process.
 
     All ranks make the pipeline with the same arguments, and call its methods together, with the
     same data (or as many batches). Rank r has stage r % stages; the ranks of one stage are its

@@ -1,4 +1,4 @@
-"""Random numbers of a Keras training."""
+"""Random numbers of Keras training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a Keras training: weights, and the variables and the learning rate of its
+"""The state of Keras training: weights, and the variables and the learning rate of its
 optimizer.
 """
 

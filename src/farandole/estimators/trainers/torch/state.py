@@ -1,4 +1,4 @@
-"""The state of a PyTorch training as bytes, and the parts of it that differ between ranks."""
+"""The state of PyTorch training as bytes, and the parts of it that differ between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a PyTorch training: Farandole's, or the user's ``train_minibatch_fn``."""
+"""One step of PyTorch training: Farandole's, or the user's ``train_minibatch_fn``."""
 
 from __future__ import annotations
 
