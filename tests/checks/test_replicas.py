@@ -15,7 +15,7 @@ from farandole.checks.replicas import (
     History,
     ReplicaReport,
     Schedule,
-    findings,
+    differences_of,
     same_gradients,
     same_gradients_of_some,
 )
@@ -26,7 +26,7 @@ NAMES = ["first", "second"]
 
 
 def told(*reports: ReplicaReport | None, history: History | None = None, step: int = 1) -> str:
-    found = findings(reports, NAMES, history or History(), step, CURES)
+    found = differences_of(reports, NAMES, history or History(), step, CURES)
     return " & ".join(each.text for each in found)
 
 
@@ -80,7 +80,7 @@ def test_alike_no_more() -> None:
 def test_a_state_that_some_ranks_have_alone() -> None:
     cures = CURES._replace(state="CALL STATE")
     reports = [ReplicaReport((1, 2), {"lr": "0.1"}, 4), ReplicaReport((1, 3), {"lr": "0.1"}, 4)]
-    (found,) = findings(reports, NAMES, History(equal_at=1), 2, cures)
+    (found,) = differences_of(reports, NAMES, History(equal_at=1), 2, cures)
     assert mentions(found.text, "momentum")
     assert mentions(found.text, "CALL BROADCAST", "CALL STATE")
 

@@ -73,7 +73,7 @@ def batch(step: int) -> Any:
     return torch.randint(9, (8,), generator=torch.Generator().manual_seed(step))
 
 
-def run(rank: int, n: int, wrap: Any, make: Any, passes: int = 1, part_only: int = -1) -> list[Any]:
+def run(rank: int, n: int, wrap: Any, make: Any, passes: int = 1) -> list[Any]:
     model = Words()
     optimizer = wrap(make(model.parameters()))
     for step in range(4):

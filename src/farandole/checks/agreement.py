@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -24,16 +24,13 @@ from farandole.checks.replicas import (
     History,
     ReplicaReport,
     Schedule,
-    findings,
+    differences_of,
     same_gradients,
     same_gradients_of_some,
 )
 from farandole.checks.reporting import report
 from farandole.core.engine import Engine
 from farandole.job import context
-
-if TYPE_CHECKING:
-    pass
 
 
 class Replica(Protocol):
@@ -118,7 +115,7 @@ class Agreement:
                 tuple(weights or ()), settings, since, context.parameters_broadcast() > 0
             )
             reports = self._reports(mine)
-            found = findings(
+            found = differences_of(
                 reports, self.replica.names(), self._history, self._step, self.replica.cures
             )
         else:

@@ -112,7 +112,7 @@ def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def findings(
+def differences_of(
     reports: Sequence[ReplicaReport | None],
     names: Sequence[str],
     history: History,

@@ -33,7 +33,7 @@ def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None
-    scope, until = f"solo/{context.session_id()}{subject}", monotonic() + seconds
+    scope, until = f"unwrapped/{context.session_id()}{subject}", monotonic() + seconds
     try:
         if rank:
             client.set(f"{scope}/{rank}", f"{digest}".encode())

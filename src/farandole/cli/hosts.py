@@ -33,7 +33,6 @@ ANSWER = 60.0
 # Up to this number of hosts, every pair is measured; with more, each host and the next, as in a
 # ring.
 EACH = 8
-Send = Callable[[str, bytes], None]
 
 
 def parser() -> Parser:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -62,23 +59,3 @@ def test_what_the_user_chose_stays(name: str) -> None:
     kept, faults = run(**{name: value})
     assert not kept
     assert faults > 10_000
-
-
-@pytest.mark.skipif(not shutil.which("cc"), reason="it needs a C compiler")
-def test_an_allocator_in_the_place_of_glibcs_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "other.c").write_text(
-        "int posix_memalign(void **at, unsigned long by, unsigned long n) { return 12; }"
-    )
-    library = tmp_path / "other.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "other.c"], check=True)
-    code = "from farandole.job.context.malloc import is_glibcs; print(is_glibcs())"
-    for preloaded, said in (("", "True"), (str(library), "False")):
-        environment = {**os.environ, "LD_PRELOAD": preloaded}
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert found.stdout.strip() == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -488,8 +487,3 @@ def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
         for option, by_name in options.items()
         if any(name in by_name for name in columns.features)
     }
-
-
-def version_of(name: str) -> str:
-    """Return the version of a loaded module."""
-    return str(getattr(sys.modules.get(name), "__version__", ""))

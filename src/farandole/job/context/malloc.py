@@ -8,7 +8,6 @@ page. This costs 2 ms per step for gradients of 17 MB, in addition to a backward
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
@@ -32,33 +31,3 @@ def keep_freed_memory() -> bool:
     return bool(
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_FROM) and libc.mallopt(_M_TRIM_THRESHOLD, _KEEP)
     )
-
-
-class _Found(ctypes.Structure):
-    """The result of dladdr for an address."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-@functools.cache
-def is_glibcs() -> bool:
-    """Return whether glibc allocates this process's memory, rather than an allocator from
-    LD_PRELOAD.
-    """
-    process = ctypes.CDLL(None)
-    if not (hasattr(process, "gnu_get_libc_version") and hasattr(process, "dladdr")):
-        return False
-    return _home_of(process.posix_memalign) == _home_of(process.gnu_get_libc_version)
-
-
-def _home_of(function: object) -> int | None:
-    """Return the base address of the library that contains a function, or None."""
-    found = _Found()
-    address = ctypes.cast(function, ctypes.c_void_p)  # type: ignore[arg-type]
-    known = ctypes.CDLL(None).dladdr(address, ctypes.byref(found))
-    return found.base if known else None

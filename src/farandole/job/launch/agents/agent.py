@@ -34,7 +34,6 @@ from farandole.job.launch.processes import LocalWorker, start_ranks
 from farandole.net.store import StoreClient
 from farandole.net.store.exchange import redeem
 
-STREAMS = ("stdout", "stderr")
 AHEAD = 64 << 20  # bytes of output that may be queued for the driver before ranks block
 PIECE = 1 << 18
 LOOK = 0.05  # seconds between checks of the processes
