@@ -6,8 +6,8 @@
     farandole run -np 2 python examples/chest_xray.py --data-folder chest_xray
 
 The learning rate decays from epoch to epoch; the model with the best AUC over all processes is
-kept in --checkpoint, and training stops when it gets no better. All processes take these
-decisions alike.
+kept in --checkpoint, and training stops when it gets no better. All processes take the same
+decisions.
 """
 
 import argparse

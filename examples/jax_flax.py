@@ -1,4 +1,4 @@
-"""A flax model whose batch normalization and gradients are those of all processes.
+"""A flax model whose batch normalization and gradients cover all processes.
 
 farandole run -np 2 python examples/jax_flax.py
 """
@@ -40,7 +40,7 @@ def main() -> None:
     images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]
 
     model = Network(nnx.Rngs(hvd.rank()))
-    nnx.update(model, hvd.broadcast_parameters(nnx.state(model), root_rank=0))  # all begin alike
+    nnx.update(model, hvd.broadcast_parameters(nnx.state(model), root_rank=0))  # equal weights
     tx = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 

@@ -86,11 +86,11 @@ def main() -> None:
 
     _, accuracy = model.evaluate(test_x, test_y, verbose=0)
     weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
-    alike = all(np.array_equal(weights, each) for each in hvd.allgather_object(weights))
+    equal = all(np.array_equal(weights, each) for each in hvd.allgather_object(weights))
     if hvd.rank() == 0:
         print(
             f"{keras.backend.backend()}: {hvd.size()} process(es), accuracy {accuracy:.1%}, all"
-            f" alike: {alike}"
+            f" equal: {equal}"
         )
 
 

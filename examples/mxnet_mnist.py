@@ -54,7 +54,7 @@ def to_arrays(images: np.ndarray, labels: np.ndarray) -> tuple[mx.nd.NDArray, mx
 
 
 def accuracy(net: gluon.Block, images: np.ndarray, labels: np.ndarray) -> float:
-    """Over all ranks, each of which looks at a part of the images."""
+    """Return the accuracy over all ranks; each rank looks at a part of the images."""
     mine = slice(hvd.rank(), None, hvd.size())
     batch, answers = to_arrays(images[mine], labels[mine])
     right = (net(batch).argmax(axis=1) == answers).sum()

@@ -89,7 +89,7 @@ def train(
 
 
 def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The accuracy over all ranks, each of which looks at a part of the rows."""
+    """Return the accuracy over all ranks; each rank looks at a part of the rows."""
     model.eval()
     with torch.no_grad():
         right = (
@@ -104,11 +104,11 @@ if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("MNIST")
     spark = (builder.master(master) if master else builder).getOrCreate()
-    # a module beside this script
+    # a module in this script's folder
     spark.sparkContext.addPyFile(str(Path(__file__).with_name("torch_digits.py")))
     results = run(train, kwargs=arguments, num_proc=num_proc)
     print(
-        f"test accuracy {results[0]:.2%} on {len(results)} ranks, all alike:"
+        f"test accuracy {results[0]:.2%} on {len(results)} ranks, all equal:"
         f" {len(set(results)) == 1}"
     )
     spark.stop()

@@ -1,8 +1,9 @@
 """From raw rows to predictions on Spark: features, a network trained on two workers, and a column
 of scores.
 
-    python examples/spark_pipeline.py --framework torch --num-proc 2        # or keras spark-submit
-    examples/spark_pipeline.py --num-proc 8 --data /shared/mnist --work hdfs:///user/me/mnist
+    python examples/spark_pipeline.py --framework torch --num-proc 2    # or keras
+    spark-submit examples/spark_pipeline.py --num-proc 8 --data /shared/mnist \\
+        --work hdfs:///user/me/mnist
 
 Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files
 from a folder.

@@ -1,12 +1,13 @@
 """Sales of drug stores from tables on Spark: categories become embeddings, and the log of the sales
 is learned.
 
-    python examples/spark_rossmann.py --num-proc 2 spark-submit examples/spark_rossmann.py --stores
-    1000 --days 900 --num-proc 8 --work hdfs:///user/me/sales
+    python examples/spark_rossmann.py --num-proc 2
+    spark-submit examples/spark_rossmann.py --stores 1000 --days 900 --num-proc 8 \\
+        --work hdfs:///user/me/sales
 
-The columns are those of Kaggle's Rossmann competition, and so is the measure: the root of the mean
-squared error in percent (RMSPE). The rows are made here: stores of several types, promotions,
-holidays, rivals near and far, seasons. The last four weeks are predicted from those before.
+Columns and measure, the root of the mean squared error in percent (RMSPE), come from Kaggle's
+Rossmann competition. The rows are made here: stores of several types, promotions, holidays, rivals
+near and far, seasons. The last four weeks are predicted from the earlier ones.
 """
 
 import argparse
@@ -54,7 +55,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def rows(stores: int, days: int, random: np.random.Generator) -> list[tuple]:
-    """Those of COLUMNS. The nearest rival of some stores is unknown; a closed one sells nothing."""
+    """Return rows of COLUMNS. The nearest rival of some stores is unknown; a closed store sells
+    nothing.
+    """
     size = random.normal(8.7, 0.4, stores)  # the log of the sales on a usual day
     kinds = random.integers(0, 4, stores)
     distance = np.round(random.lognormal(7.5, 1.0, stores), -1)
@@ -110,7 +113,9 @@ def features() -> list:
 
 
 def network(stores: int, mean: float) -> keras.Model:
-    """An embedding for each category, beside the numbers. It begins with the mean."""
+    """Return a network with an embedding for each category, and the numbers. It begins with the
+    mean.
+    """
     sizes = {"store": stores, "day_of_week": 7, "month": 12, "type_index": 5, "holiday_index": 5}
     inputs, parts = [], []
     for name, width in CATEGORIES.items():
@@ -126,7 +131,7 @@ def network(stores: int, mean: float) -> keras.Model:
 
 
 def rmspe(log_sales, predicted):
-    """Of a batch, while training: the measure, for logs."""
+    """Return the measure of a batch, for logs."""
     difference = ops.reshape(predicted, (-1,)) - ops.reshape(log_sales, (-1,))
     return ops.sqrt(ops.mean(ops.square(1 - ops.exp(difference))))
 

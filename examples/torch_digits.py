@@ -124,7 +124,7 @@ def make_model(side: int) -> nn.Module:
 
 
 def my_share(rows: int, seed: int, epoch: int) -> torch.Tensor:
-    """This rank's rows of one epoch. All ranks shuffle alike, then take every size-th row.
+    """This rank's rows of one epoch. All ranks shuffle equally, then take every size-th row.
 
     Every rank must take the same number of steps, or some would wait for gradients that never come.
     So the first few rows of the epoch are used twice when the number of ranks does not divide the
@@ -163,7 +163,7 @@ def train(model, optimizer, images, labels, arguments, epoch) -> float:
 
 
 def test(model, images, labels) -> tuple[float, float]:
-    """Mean loss and accuracy over the whole test set, of which each rank computes a part."""
+    """Return mean loss and accuracy over the whole test set; each rank computes a part."""
     model.eval()
     loss = correct = 0.0
     # parts may differ by a row: nothing here waits
@@ -185,7 +185,7 @@ def mean_over_ranks(name: str, count: int, *sums: float) -> list[float]:
     return (total[1:] / total[0]).tolist()
 
 
-# Checkpoints: rank 0 alone touches the file, everybody else is told what was in it.
+# Checkpoints: only rank 0 touches the file, and sends its content to the others.
 
 
 def resume(path: Path | None, model, optimizer) -> int:

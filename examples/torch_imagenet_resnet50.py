@@ -1,8 +1,8 @@
 """ResNet-50 on ImageNet, after "Accurate, large minibatch SGD: training ImageNet in 1 hour".
 
     farandole run -np 4 python examples/torch_imagenet_resnet50.py --train-dir DIR --val-dir DIR
-    farandole run -np 2 python examples/torch_imagenet_resnet50.py --synthetic 64 --image-size 64
-    --epochs 1
+    farandole run -np 2 python examples/torch_imagenet_resnet50.py --synthetic 64 \\
+        --image-size 64 --epochs 1
 
 The folders hold one folder of images per class (read with torchvision). ``--synthetic`` makes up so
 many images.

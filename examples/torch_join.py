@@ -47,7 +47,7 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     weights = hvd.allgather_object(model.weight.sum().item())
     if hvd.rank() == 0:
-        print(f"all ranks alike: {len(set(weights)) == 1}", flush=True)
+        print(f"all ranks equal: {len(set(weights)) == 1}", flush=True)
     hvd.shutdown()
 
 

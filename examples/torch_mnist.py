@@ -75,7 +75,7 @@ def train(arguments: argparse.Namespace) -> float:
 
 
 def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The accuracy over all ranks, each of which looks at a part of the rows."""
+    """Return the accuracy over all ranks; each rank looks at a part of the rows."""
     model.eval()
     with torch.no_grad():
         right = (

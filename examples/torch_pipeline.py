@@ -30,7 +30,7 @@ def make_layers() -> list[nn.Module]:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of all workers together."""
+    """Return a batch of all workers together."""
     rows = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
     return rows, rows.sum(1, keepdim=True).sin()
 

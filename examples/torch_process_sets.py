@@ -30,7 +30,7 @@ def main() -> None:
     torch.manual_seed(hvd.rank())
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # begin alike inside each set; roots are numbers in the whole job
+    # equal weights inside each set; roots are numbers in the whole job
     for parameter in model.parameters():
         hvd.broadcast_(parameter.data, root_rank=mine.ranks[0], process_set=mine)
     optimizer = hvd.DistributedOptimizer(

@@ -1,5 +1,5 @@
-"""How many images a second a network is trained with, on made-up data. Prints what Horovod's
-benchmark prints.
+"""Training speed of a network on made-up data, in images per second, printed as by Horovod's
+benchmark.
 
 farandole run -np 2 python examples/torch_synthetic_benchmark.py --batch-size 8 --num-iters 3
 """

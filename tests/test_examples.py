@@ -303,4 +303,4 @@ def test_ranks_with_uneven_data_join() -> None:
         "6",
         "9",
     ]
-    assert "all ranks alike: True" in output
+    assert "all ranks equal: True" in output

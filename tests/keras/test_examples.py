@@ -64,7 +64,7 @@ def test_digits_are_learned(tmp_path: Path) -> None:
         backend=QUICK,
     )
     found = re.search(
-        rf"^{QUICK}: 2 process\(es\), accuracy ([\d.]+)%, all alike: True$", output, re.M
+        rf"^{QUICK}: 2 process\(es\), accuracy ([\d.]+)%, all equal: True$", output, re.M
     )
     assert found, output
     assert float(found[1]) > 70.0

@@ -33,13 +33,13 @@ def train(command: list[str], *arguments: str) -> str:
 def test_spark_mnist_learns_and_resumes(tmp_path: Path) -> None:
     options = ["--num-proc", "2", "--checkpoint", str(tmp_path / "mnist.pt")]
     first = train([sys.executable], "--master", "local[2]", "--epochs", "2", *options)
-    assert "all alike: True" in first
+    assert "all equal: True" in first
     assert re.findall(r"^Epoch (\d) ended", first, re.M) == ["0", "1"]
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
     second = train(submit, "--epochs", "5", *options)
     assert "resuming after epoch 2" in second
     assert re.findall(r"^Epoch (\d) ended", second, re.M) == ["2", "3", "4"]
-    found = re.search(r"^test accuracy ([\d.]+)% on 2 ranks, all alike: True$", second, re.M)
+    found = re.search(r"^test accuracy ([\d.]+)% on 2 ranks, all equal: True$", second, re.M)
     assert found, second
     assert float(found[1]) > 90.0
     assert [path.name for path in tmp_path.iterdir()] == ["mnist.pt"]
