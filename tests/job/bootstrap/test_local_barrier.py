@@ -70,7 +70,7 @@ def test_all_go_on_when_the_last_one_is_there(job: str) -> None:
             {"size": 9, "hostname": "b"},
             "local rank 3 on b ended before init(): no process of it is left.",
         ),
-        ([], {}, "ranks 1, 2, 3 did not reach init() within 0 s."),
+        ([], {}, "ranks 1-3 did not reach init() within 0 s."),
     ],
 )
 def test_ranks_that_do_not_come_are_named(

@@ -57,17 +57,18 @@ def search(
     """Find the best point of a grid, axis by axis: yields a point, receives its score. Pure.
 
     All values of one axis are tried with the best value of the other, alternately, until neither
-    changes. Each point is tried once, up to ``limit`` points.
+    changes. Buckets come first: they carry an optimizer's gradients. Each point is tried once, up
+    to ``limit`` points.
     """
     scores = {start: (yield start)}
     best, before = start, None
     while best != before:
         before = best
-        nearest = _outwards(thresholds, best.fusion_threshold)
-        points = [Sizes(threshold, best.bucket_bytes) for threshold in nearest]
-        best = yield from _best_of(points, scores, limit)
         nearest = _outwards(buckets, best.bucket_bytes)
         points = [Sizes(best.fusion_threshold, bucket) for bucket in nearest]
+        best = yield from _best_of(points, scores, limit)
+        nearest = _outwards(thresholds, best.fusion_threshold)
+        points = [Sizes(threshold, best.bucket_bytes) for threshold in nearest]
         best = yield from _best_of(points, scores, limit)
     return best
 
