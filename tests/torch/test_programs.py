@@ -281,7 +281,8 @@ def test_activation_checkpoints(reentrant: bool) -> None:
             (h,) = part(rank, 2, torch.randn(8, 4, requires_grad=True))
             for layer in layers:
                 h = checkpoint(layer, h, use_reentrant=reentrant)
-            before = optimizer._farandole.reducer._session.rounds
+            session = optimizer._farandole.reducer._session  # None before the first gradient
+            before = session.rounds if session is not None else 0
             h.square().mean().backward()
             rounds.append(optimizer._farandole.reducer._session.rounds - before)
             optimizer.step()
