@@ -41,7 +41,7 @@ _forced: bool | None = None
 @documented(
     "init",
     "disagree",
-    options="those of jax.distributed.initialize.",
+    options="the arguments of jax.distributed.initialize.",
     example="hvd.init()\nhvd.init_distributed()  # before any array is made",
 )
 def init_distributed(**options: Any) -> None:
@@ -114,7 +114,7 @@ def mesh() -> Mesh:
     "ValueError, when a program is traced: it has what XLA has no collective for (Adasum, process"
     " sets, splits).",
     fun="a function of arrays, as for jax.jit.",
-    options="those of jax.jit, but for static arguments.",
+    options="the arguments of jax.jit, but for static arguments.",
     example="@hvd.spmd\ndef mean(x):\n    return hvd.allreduce(x)",
 )
 def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:

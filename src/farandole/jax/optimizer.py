@@ -229,7 +229,7 @@ def DistributedOptimizer(
     op="Average (the default), Sum, or Adasum: of each array for itself.",
     process_set="whose gradients are reduced; a rank outside it gets its own.",
     name="what ranks agree by, if they do not use their optimizers in the same order.",
-    options="those of jax.value_and_grad.",
+    options="the arguments of jax.value_and_grad.",
     example="step = jax.jit(hvd.value_and_grad(loss_of))\nloss, gradients = step(params, batch)",
 )
 def value_and_grad(
@@ -283,7 +283,7 @@ def value_and_grad(
     fun="a function of arrays that gives a scalar, as for jax.grad.",
     argnums="by which arguments to differentiate: a number or several.",
     has_aux="fun gives a pair: the scalar, and what else is to be passed on.",
-    options="those of value_and_grad.",
+    options="the arguments of value_and_grad.",
     example="gradients = jax.jit(hvd.grad(loss_of))(params, batch)",
 )
 def grad(

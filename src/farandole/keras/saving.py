@@ -27,7 +27,7 @@ from farandole.keras.weights import lacks_variables
         " makes it of its config, also a distributed one, whose options count."
     ),
     legacy_opts="has no effect; Horovod's programs give it.",
-    options="those of keras.models.load_model: compile, safe_mode.",
+    options="the arguments of keras.models.load_model: compile, safe_mode.",
     example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # goes on",
 )
 def load_model(

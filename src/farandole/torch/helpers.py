@@ -42,7 +42,7 @@ def seed_everything(seed: int) -> torch.Generator:
 @helpers.saving(
     obj="what torch.save takes. Rank 0's counts; other ranks may give None.",
     path="the file. Its folder must exist.",
-    options="those of torch.save.",
+    options="the arguments of torch.save.",
     example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
 )
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:

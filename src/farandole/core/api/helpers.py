@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
     example="hvd.print(f'epoch {epoch}: loss {loss:.3f}')",
     values="what to print.",
     ranks="which ranks print: numbers, or 'all'. Rank 0 by default.",
-    options="those of Python's print: sep, end, file, flush.",
+    options="the arguments of Python's print: sep, end, file, flush.",
 )
 def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) -> None:
     """Print on rank 0 only, or on other ``ranks``. Not collective: ranks that do not print continue
@@ -95,7 +95,7 @@ def seed_everything(seed: int) -> np.random.Generator:
 @saving(
     model="a Keras model. Rank 0's counts.",
     path="the file, with the ending .keras, .h5 or .hdf5. Its folder must exist.",
-    options="those of model.save.",
+    options="the arguments of model.save.",
     example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
 )
 def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
