@@ -230,26 +230,10 @@ def passes_of_a_step(draw: Any) -> list[Pass]:
     return [tuple(order[begin:end]) for begin, end in itertools.pairwise(ends) if end > begin]
 
 
-def in_one_pass(phase: Phase) -> Phase:
-    """While ranks have joined, the others compute all gradients of a step in one pass: in a further
-    round, the zeros of those that have joined would count as averages.
-    """
-    together = min(map(len, phase.steps))
-    return phase._replace(
-        steps=[
-            [
-                *steps[:together],
-                *([tuple(itertools.chain(*passes))] for passes in steps[together:]),
-            ]
-            for steps in phase.steps
-        ]
-    )
-
-
 def programs(n: int) -> st.SearchStrategy[list[Phase]]:
     of_rank = st.lists(passes_of_a_step(), max_size=3)
     phase = st.builds(Phase, st.lists(of_rank, min_size=n, max_size=n), st.booleans())
-    return st.lists(phase.map(in_one_pass), min_size=1, max_size=3)
+    return st.lists(phase, min_size=1, max_size=3)
 
 
 def check_program(
@@ -292,3 +276,11 @@ def test_any_interleaving_ends_with_equal_gradients(
     phases = data.draw(programs(n))
     pauses = data.draw(st.lists(PAUSES, min_size=n, max_size=n))
     check_program(phases, op, overlap, pauses)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.AVERAGE, ReduceOp.SUM])
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_further_round_counts_joined_ranks_as_zeros(op: ReduceOp, overlap: str) -> None:
+    first, second = EVERYTHING[:4], EVERYTHING[4:]
+    step = [first, second]
+    check_program([Phase([[step], [step, step]], restart=False)], op, overlap, [[0.0], [0.0]])

@@ -34,6 +34,7 @@ from farandole.strategies.ballot import NO_WORD, UNOPENED, UNPLANNED, Ballot, Ta
 from farandole.strategies.bucket_layout import BucketLayout
 from farandole.strategies.buckets import Gradient
 from farandole.strategies.codecs import Releasable, claim, codec
+from farandole.strategies.further_rounds import ReducedParts
 from farandole.strategies.gradient_step import GradientStep, Unexpected
 from farandole.strategies.optimizer_id import OptimizerId
 from farandole.strategies.optimizer_session import OptimizerSession
@@ -70,8 +71,7 @@ class BucketReducer:
         self._session: OptimizerSession | None = None
         self._layout = BucketLayout(options, self.codec, flat=flat and self.codec is None)
         self._checks = GradientChecks(replica)
-        # reduced parts of gradients that may still grow (op=Sum)
-        self._sums: dict[int, Any] = {}
+        self._reduced = ReducedParts(options)
         self._begin()
         self.engine.participants.add(self)
 
@@ -308,7 +308,7 @@ class BucketReducer:
     def _begin(self) -> None:
         """Begin a step."""
         self._step = GradientStep(len(self.gradients), self._passes, self._layout.sizes())
-        self._sums = {}
+        self._reduced.clear()
         self._checks.begin_step()
         for bucket in self._layout.buckets:
             bucket.open()
@@ -352,7 +352,8 @@ class BucketReducer:
             if not again and self.nonfinite is None and self._checks.active:
                 self._find_nonfinite(number)
             assert self._session is not None
-            self._layout.buckets[number].launch(self._session.engine, again=again, soon=soon)
+            again_with = self._reduced.options if again else None
+            self._layout.buckets[number].launch(self._session.engine, again_with, soon=soon)
             step.launched += 1
 
     def _find_nonfinite(self, number: int) -> None:
@@ -377,6 +378,7 @@ class BucketReducer:
         if not step.has_to_reduce(agreed, all_ready):
             return
         again = step.reduced
+        self._reduced.count(self.engine, self.options)
         if again:
             self._reopen()
         if agreed == UNPLANNED:
@@ -395,8 +397,8 @@ class BucketReducer:
     def _fill(self, *, again: bool) -> None:
         """Fill the empty slots and launch the remaining buckets."""
         step = self._step
-        if again and self.options.op is ReduceOp.SUM:
-            self._prepare_sums()
+        if again and self._reduced.factor != 1:
+            self._amplify_new()
         for index, home in enumerate(self._layout.home):
             if home is not None and step.lacks(index, again=again):
                 bucket = self._layout.buckets[home.bucket]
@@ -414,12 +416,10 @@ class BucketReducer:
         step = self._step
         for bucket, indexes in zip(self._layout.buckets, self._layout.members, strict=True):
             step.arrived(indexes, bucket.finish())
-        if self.options.op is ReduceOp.SUM:
-            kept = {
-                index: self._sums[index] for index in self._layout.sparse if index in self._sums
-            }
+        if self._reduced.needed:
+            self._reduced.keep_only(self._layout.sparse)
             growing = (index for index in step.unfinished() if step.sent[index])
-            self._sums = kept | {index: self.gradients[index].copy() for index in growing}
+            self._reduced.keep(growing, self.gradients)
 
     def _first_by_codec(self, index: int) -> bool:
         """Return whether the first gradient of a parameter arrives in a further round and uses the
@@ -427,15 +427,15 @@ class BucketReducer:
         """
         return self.codec is not None and not self._step.sent[index]
 
-    def _prepare_sums(self) -> None:
-        """Multiply new parts of gradients by ``size``: their mean is then the wanted sum."""
+    def _amplify_new(self) -> None:
+        """Prepare the new parts of gradients for a further round."""
         for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
-            grown = index in self._sums or not self._step.sent[index]
+            grown = index in self._reduced or not self._step.sent[index]
             if home is not None and grown and not self._first_by_codec(index):
                 current = self._current(index)
                 if current is not None and not gradient.is_sparse(current):
-                    gradient.amplify(self.engine.size, self._sums.get(index))
+                    self._reduced.amplify_new(index, gradient)
 
     def _current(self, index: int) -> Any:
         """Return the gradient if it belongs to this step, even if its parameter was frozen
@@ -463,31 +463,31 @@ class BucketReducer:
         assert self._session is not None
         before = set(self._layout.sparse)
         self._plan(self._session.arrivals or self._layout.order, rows)
-        if self.options.op is ReduceOp.SUM:
+        if self._reduced.needed:
             new = (index for index in self._layout.sparse if index not in before)
             sent = self._step.sent
-            self._sums |= {index: self.gradients[index].copy() for index in new if sent[index]}
+            self._reduced.keep((index for index in new if sent[index]), self.gradients)
         for index, gradient in rows.items():
             self.gradients[index].add(gradient)
 
     def _reduce_sparse(self, *, again: bool) -> None:
         """Reduce the sparse gradients.
 
-        As in buckets, new parts of sums count ``size`` times in a further round. The dense parts of
-        gradients with a slot in this round's buckets are reduced already.
+        As in buckets, new parts are amplified in a further round. The dense parts of gradients
+        with a slot in this round's buckets are reduced already.
         """
-        summing = self.options.op is ReduceOp.SUM
+        growing = self._reduced.needed
         if self._layout.sparse:
             self._add_unsent()
         assert self._session is not None
         for index in self._layout.sparse:
             gradient, once_more = self.gradients[index], again or self._step.sent[index]
-            if once_more and summing and gradient.current() is not None:
-                gradient.amplify(self.engine.size, self._sums.get(index))
-            options = self.options.of_reduced() if once_more else self.options
+            if once_more and growing and gradient.current() is not None:
+                self._reduced.amplify_new(index, gradient)
+            options = self._reduced.options if once_more else self.options
             gradient.reduce_sparse(f"{self._session.name}.sparse.{index}", options)
-            if summing and gradient.current() is not None:
-                self._sums[index] = gradient.copy()
+            if growing and gradient.current() is not None:
+                self._reduced.keep([index], self.gradients)
 
     def _add_unsent(self) -> None:
         """Add the codec's residuals to gradients that have become sparse: the codec will not see

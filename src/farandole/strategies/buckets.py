@@ -137,9 +137,11 @@ class Bucket:
         """
         return None
 
-    def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
-        """Send the bucket. ``again``: most of it has been reduced already. ``soon``: ``finish``
-        follows at once.
+    def launch(
+        self, engine: Engine, again: GradientOptions | None = None, *, soon: bool = False
+    ) -> None:
+        """Send the bucket. ``again``: the reduction of a further round, in which most of the bucket
+        has been reduced already. ``soon``: ``finish`` follows at once.
         """
         self._handle = engine.submit(self._entries(again), soon=soon)
 
@@ -155,7 +157,7 @@ class Bucket:
     def _take(self, slot: int, gradient: Any) -> None:
         raise NotImplementedError
 
-    def _entries(self, again: bool) -> Sequence[Entry]:
+    def _entries(self, again: GradientOptions | None) -> Sequence[Entry]:
         raise NotImplementedError
 
     def _give(self, missing: Sequence[int]) -> list[int]:
@@ -182,11 +184,8 @@ class ContiguousBucket(Bucket):
         self._heads = [slot for slot, place in enumerate(self._places) if len(place)]
         self._starts = np.array(begins)[self._heads]
         self._one = _ONE.get(dtype, 1)
-        buffer = Buffer(flat, flat, dtype)
-        self._first, self._again = (
-            (Entry(_reduction(name, dtype, flat.shape, chosen), buffer),)
-            for chosen in (options, options.of_reduced())
-        )
+        self._buffer = Buffer(flat, flat, dtype)
+        self._first = self._entries_with(options)
 
     @staticmethod
     def nbytes(gradients: Sequence[Gradient]) -> int:
@@ -209,8 +208,13 @@ class ContiguousBucket(Bucket):
         else:
             self.gradients[slot].store(gradient)
 
-    def _entries(self, again: bool) -> Sequence[Entry]:
-        return self._again if again else self._first
+    def _entries(self, again: GradientOptions | None) -> Sequence[Entry]:
+        return self._entries_with(again) if again else self._first
+
+    def _entries_with(self, options: GradientOptions) -> Sequence[Entry]:
+        buffer = self._buffer
+        request = _reduction(self.name, buffer.dtype, buffer.data.shape, options)
+        return (Entry(request, buffer),)
 
     def _give(self, missing: Sequence[int]) -> list[int]:
         if not missing:
@@ -249,9 +253,9 @@ class GroupedBucket(Bucket):
         if gradient is None:
             self._flags[slot] = 0
 
-    def _entries(self, again: bool) -> Sequence[Entry]:
-        self._again = again
-        reduced = self.options.of_reduced() if again else self.options
+    def _entries(self, again: GradientOptions | None) -> Sequence[Entry]:
+        self._again = again is not None
+        reduced = again or self.options
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
         entries = []

@@ -178,6 +178,13 @@ class Engine:
         return self._runner.joins
 
     @property
+    def present(self) -> int:
+        """The number of ranks that have not joined. It is equal on all ranks that wait for the same
+        collective.
+        """
+        return self.size - self._rounds.joined
+
+    @property
     def ended(self) -> bool:
         """True if the engine has failed or another rank has left."""
         return self._ended is not None

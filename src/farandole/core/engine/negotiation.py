@@ -53,6 +53,11 @@ class Negotiation:
         """True when no rank waits for another."""
         return not self._asked
 
+    @property
+    def joined(self) -> int:
+        """The number of ranks that have joined while others have not."""
+        return len(self._joined)
+
     def missing(self) -> dict[str, tuple[int, ...]]:
         """Return, for each requested name, the ranks that have not requested it and have not
         joined.

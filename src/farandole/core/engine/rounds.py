@@ -110,6 +110,11 @@ class Rounds:
         """Return the message of a rank that waits in vain under the names ``stuck``."""
         return wire.objection(self._negotiation.objections(self._rank, stuck) if stuck else ())
 
+    @property
+    def joined(self) -> int:
+        """The number of ranks that have joined while others have not."""
+        return self._negotiation.joined
+
     def missing(self) -> dict[str, tuple[int, ...]]:
         """See ``Negotiation.missing``."""
         return self._negotiation.missing()
