@@ -76,24 +76,24 @@ def test_steps_past_the_one_that_exchanges() -> None:
     assert found.index(finding) == BYPASSED_STEPS - 1
     assert finding.code == BYPASSED_STEP.code
     assert mentions(finding.text, "SGD", "10", "SAM")
-    assert "op=Adasum exchanges there alone" in finding.text
+    assert mentions(finding.text, "op=Adasum", "step()")
 
 
 @pytest.mark.parametrize(
     ("digests", "outcome"),
     [
-        (None, "2 models apart, or the same one 2 times if all read the same data"),
-        ([1, 1], "the same model on the same data, and do the same work 2 times"),
+        (None, "2 separate models"),
+        ([1, 1], "the same model on the same data"),
         ([1, 2], "2 unrelated models"),
     ],
 )
 def test_training_without_an_exchange(digests: list[int] | None, outcome: str) -> None:
     finding = unwrapped("every rank took 100 steps", 2, digests, "wrap it")
     assert (finding.code, finding.cure) == (UNWRAPPED_OPTIMIZER.code, "wrap it")
-    assert finding.text == (
-        "every rank took 100 steps and exchanged nothing, so the 2 ranks of this job train"
-        f" {outcome}: wrap it"
+    assert mentions(
+        finding.text, "every rank took 100 steps", f"2 ranks of this job train {outcome}"
     )
+    assert finding.text.endswith("wrap it")
 
 
 def test_ranks_that_hold_the_same_made_no_mistake() -> None:
@@ -108,4 +108,4 @@ def test_a_second_optimizer_and_dropped_means() -> None:
     assert dropped is not None
     assert (second.code, second.cure) == (UNWRAPPED_SECOND_OPTIMIZER.code, "wrap it")
     assert dropped.code == DISCARDED_RESULTS.code
-    assert "hvd.allreduce was given 2 gradients of it" in dropped.text
+    assert mentions(dropped.text, "hvd.allreduce", "2 gradients", "p.grad")

@@ -66,7 +66,7 @@ def test_alike_no_more() -> None:
         step=8,
     )
     assert mentions(text, "step 4", "step 8")
-    assert "another learning rate" in text  # nobody knows the settings
+    assert "learning rate" in text  # nobody knows the settings
     assert "some ranks skipped" not in text
     text = told(
         ReplicaReport((1, 2), steps=4),
@@ -120,9 +120,8 @@ def test_a_kind_is_told_once() -> None:
 def test_frameworks_whose_first_step_comes_before_the_broadcast() -> None:
     history = History(patient=True)
     assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history) == ""
-    assert "began to train" in told(
-        ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2
-    )
+    text = told(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2)
+    assert mentions(text, "different weights", "rank 1", "rank 0", "broadcast")
 
 
 def test_same_data_is_believed_the_second_time() -> None:
@@ -146,7 +145,7 @@ def test_some_ranks_read_the_same_data() -> None:
     assert same_gradients_of_some(history, [7, 8, 7, 8], CURES) == []
     (found,) = same_gradients_of_some(history, [5, 6, 5, 6], CURES)
     assert mentions(found.text, "rank 2", "rank 0", "1", "4")
-    assert found.text.endswith("by rank() and size(), not by local_rank(): DEAL DATA")
+    assert mentions(found.text, "rank()", "size()", "local_rank()", "DEAL DATA")
     # by chance; unknown; once
     for looks in ([[7, 7, 8], [7, 8, 8]], [[0, 0, 1], [0, 0, 1]], [[1, 2, 3], [4, 4, 4]]):
         history = History()

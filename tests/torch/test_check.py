@@ -217,7 +217,7 @@ def test_steps_past_the_one_that_exchanges() -> None:
     assert mentions(said[0][0], "SGD", "10", "TwoSteps", "step()")
     assert "strategy 'local_sgd:2" in said[0][0]
     assert "wrap that one: DistributedOptimizer(SGD(...))" in said[0][0]
-    assert "op=Adasum exchanges there alone" in said[1][0]
+    assert mentions(said[1][0], "op=Adasum", "step()")
 
 
 def all_is_well(rank: int) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.messages import mentions
+
 pytestmark = pytest.mark.slow
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -67,6 +69,4 @@ def test_means_that_are_dropped_are_told(
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "100 steps with SGD" in line]
     assert len(told) == bool(count), done.stderr
-    assert (
-        not count or f"hvd.allreduce was given {count} gradient{'s' * (count > 1)} of it" in told[0]
-    )
+    assert not count or mentions(told[0], "hvd.allreduce", f"{count} gradient{'s' * (count > 1)}")

@@ -44,9 +44,9 @@ if hvd.rank() == 0:
         (
             "7",
             300,
-            "train the same model on the same data, and do the same work 2 times: begin alike",
+            "train the same model on the same data",
         ),
-        ("hvd.rank()", "100 + 20 * hvd.rank()", "train 2 unrelated models: begin alike"),
+        ("hvd.rank()", "100 + 20 * hvd.rank()", "train 2 unrelated models"),
         ("1", 300, ""),  # it reduces its gradients itself, ten numbers
     ],
 )
@@ -137,6 +137,5 @@ def test_an_optimizer_that_is_not_wrapped_beside_one_that_is(
     assert len(lines) == told, done.stderr
     assert (
         not told
-        or "100 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing, beside"
-        in lines[0]
+        or "100 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing" in lines[0]
     )

@@ -65,10 +65,9 @@ def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
 def _finding(number: int, there: Mapping[int, str], first: str, second: str) -> Finding:
     ranks = [[rank for rank, place in there.items() if place == at] for at in (first, second)]
     return CALL_ORDER.finding(
-        "the ranks call collectives without names in another order, and mix what does not belong"
-        f" together: as call {number % (1 << 40)}, {ranks_named(ranks[0])} came to {first}, and"
-        f" {ranks_named(ranks[1])} to {second}. Without names the ranks pair calls by their count."
-        " Give each a name, as in hvd.allreduce(loss, name='loss'), or make these calls in the"
-        " same order on all ranks",
+        "the ranks call unnamed collectives in different orders, which mixes unrelated tensors:"
+        f" call {number % (1 << 40)} is at {first} on {ranks_named(ranks[0])} and at {second} on"
+        f" {ranks_named(ranks[1])}. Name each collective, as in hvd.allreduce(loss, name='loss'),"
+        " or make these calls in the same order on all ranks",
         where=f"{first} and {second}",
     )

@@ -12,15 +12,15 @@ UNEQUAL_START = FindingKind(
 )
 DRIFT = FindingKind(
     "FAR002",
-    "different weights that were equal before",
+    "weights that were equal before and now differ",
     "A checkpoint was loaded late, the optimizer's state was not broadcast, some ranks skipped"
     " steps, or weights or gradients were changed on some ranks only.",
-    "Take decisions and make changes on all ranks, then broadcast weights and state again.",
+    "Decide and change things on all ranks, then broadcast weights and state again.",
 )
 UNEQUAL_NEW_PARAMETERS = FindingKind(
     "FAR003",
     "different weights in parameters added later",
-    "Parameters that were added in the middle of training were not broadcast.",
+    "Parameters added in the middle of training were not broadcast.",
     "Broadcast new parameters before the next step.",
 )
 DIFFERENT_SETTINGS = FindingKind(
@@ -32,15 +32,15 @@ DIFFERENT_SETTINGS = FindingKind(
 )
 DIFFERENT_FROZEN = FindingKind(
     "FAR005",
-    "another number of frozen parameters (PyTorch)",
-    "Gradients of parameters that only some ranks have frozen are averaged with zeros.",
+    "different numbers of frozen parameters (PyTorch)",
+    "Gradients of parameters that are frozen on only some ranks are averaged with zeros.",
     "Freeze the same parameters on all ranks.",
 )
 SAME_DATA = FindingKind(
     "FAR006",
     "the same gradients or arrays on all ranks",
-    "All ranks read the same data, at two comparisons in a row; or a tape has reduced the"
-    " gradients before.",
+    "All ranks read the same data (in two comparisons in a row), or a tape has already reduced"
+    " the gradients.",
     "Give each rank its part of the data, by `rank()` and `size()`.",
 )
 SHARED_DATA = FindingKind(
@@ -52,96 +52,95 @@ SHARED_DATA = FindingKind(
 DIVIDED_TWICE = FindingKind(
     "FAR008",
     "different arrays for `fit`, which divides them (Keras)",
-    "The arrays were divided before, or shuffled by a seed of each rank.",
-    "Leave out `shard=True`, or use one seed on all ranks.",
+    "The arrays were already divided, or shuffled with a different seed on each rank.",
+    "Remove `shard=True`, or use one seed on all ranks.",
 )
 CALL_ORDER = FindingKind(
     "FAR009",
-    "unnamed collectives in another order on some ranks",
-    "Some ranks reach two lines in the opposite order, and unrelated tensors are mixed.",
+    "unnamed collectives in different orders on the ranks",
+    "Some ranks reach two calls in the opposite order, which mixes unrelated tensors.",
     "Name the collectives, or call them in the same order.",
 )
 NO_GRADIENTS = FindingKind(
     "FAR010",
     "no gradient in ten steps, on any rank (PyTorch)",
-    "The model was made, copied or loaded with `assign=True` after the optimizer, or"
+    "The model was created, copied or loaded with `assign=True` after the optimizer, or"
     " `zero_grad()` follows `backward()`.",
-    "Make and wrap the optimizer of the model that computes the loss.",
+    "Create and wrap the optimizer of the model that computes the loss.",
 )
 BYPASSED_STEP = FindingKind(
     "FAR011",
-    "ten steps past the one that exchanges (PyTorch, strategies of weights, Adasum)",
-    "The plain optimizer is stepped, or one inside of it (SAM).",
+    "ten steps that bypass the exchanging optimizer (PyTorch, strategies of weights, Adasum)",
+    "The program steps the plain optimizer, or one that the distributed optimizer contains (SAM).",
     "Call `step()` of the distributed optimizer, or wrap the inner one.",
 )
 UNWRAPPED_OPTIMIZER = FindingKind(
     "FAR012",
     "training that exchanges nothing (PyTorch: 100 steps; Keras: an epoch of `fit`)",
-    "The optimizer was not wrapped, so each rank trains a model of its own.",
+    "The optimizer was not wrapped, so each rank trains its own model.",
     "Wrap the optimizer: `hvd.DistributedOptimizer(optimizer)`.",
 )
 UNWRAPPED_SECOND_OPTIMIZER = FindingKind(
     "FAR013",
-    "100 steps of a plain optimizer next to a distributed one made ranks differ (PyTorch)",
+    "different weights after 100 steps of a plain optimizer next to a distributed one (PyTorch)",
     "One of two optimizers was not wrapped (in a GAN, for example).",
     "Wrap the other optimizer too.",
 )
 DISCARDED_RESULTS = FindingKind(
     "FAR014",
-    "100 steps made ranks differ although gradients went through `hvd.allreduce` (PyTorch)",
-    "The mean is a new tensor, and the program dropped it.",
+    "different weights after 100 steps although gradients went through `hvd.allreduce` (PyTorch)",
+    "`hvd.allreduce` returns the mean as a new tensor, which the program dropped.",
     "Write `p.grad = hvd.allreduce(p.grad)`, or use `hvd.allreduce_(p.grad)`.",
 )
 NONFINITE_STEP = FindingKind(
     "FAR015",
     "a step that made finite weights NaN or infinite (PyTorch)",
     "The gradient of the rank that reports it was not finite.",
-    "Look at the rows and the loss of that rank in that step.",
+    "Inspect the input rows and the loss of that rank in that step.",
 )
 MISSING_EXCHANGE = FindingKind(
     "FAR016",
-    "a job that broadcast parameters and exchanged no gradients",
-    "If it trained, each rank trained a model of its own.",
+    "a job that broadcast parameters but exchanged no gradients",
+    "If it trained, each rank trained its own model.",
     "Let gradients pass through `DistributedOptimizer`, `DistributedGradientTape`,"
     " `DistributedTrainer` or `hvd.allreduce`.",
 )
 UNREAD_FAILURE = FindingKind(
     "FAR017",
-    "asynchronous collectives that failed, and were never waited for",
+    "failed asynchronous collectives whose handles were never synchronized",
     "Their tensors are unchanged.",
     "Call `hvd.synchronize(handle)` for each handle.",
 )
 STRATEGY_MISMATCH = FindingKind(
     "FAR018",
     "different strategies on the ranks",
-    "Ranks would wait for each other forever where some reduce gradients and others exchange"
-    " weights.",
-    "Give all ranks the same strategy.",
+    "Ranks wait for each other forever if some reduce gradients and others exchange weights.",
+    "Use the same strategy on all ranks.",
     "error",
 )
 MODEL_MISMATCH = FindingKind(
     "FAR019",
-    "parameters, gradients or weights of another name, shape or type on some ranks",
+    "parameters, gradients or weights with different names, shapes or types on some ranks",
     "The ranks train different models.",
-    "Make the same model on all ranks.",
+    "Create the same model on all ranks.",
     "error",
 )
 UNEVEN_STEPS = FindingKind(
     "FAR020",
     "different numbers of steps in an epoch (Keras)",
-    "Ranks with fewer steps waited, and continue from the weights of those with more.",
+    "Ranks with fewer steps waited, and continue with the weights of the ranks with more.",
     "Give all ranks the same amount of data.",
 )
 UNEVEN_SHUFFLE = FindingKind(
     "FAR021",
-    "a dataset shuffled in another order on each rank before it is divided (Keras)",
-    "In an epoch some rows come twice, and others never.",
+    "a dataset shuffled in a different order on each rank before it is divided (Keras)",
+    "In each epoch some rows are read twice, and others never.",
     "Give `shuffle()` one seed, or shuffle the result of `hvd.shard(dataset)`.",
 )
 LOCAL_BATCH_NORM = FindingKind(
     "FAR022",
     "`BatchNormalization(synchronized=True)` of Keras",
-    "It is for `tf.distribute`, and normalizes by each rank's own batch here.",
+    "It works only with `tf.distribute`; here each rank normalizes by its own batch.",
     "Use `farandole.tensorflow.SyncBatchNormalization`.",
 )
 XLA_SKIPPED = FindingKind(
@@ -159,8 +158,8 @@ OPTIMIZER_STATE_MISSING = FindingKind(
 NONFINITE_DATA = FindingKind(
     "FAR025",
     "a column with NaN or infinite numbers (estimators)",
-    "The loss becomes NaN, and so do all weights, unless model and loss leave them out.",
-    "Drop the rows, or fill the values.",
+    "The loss and all weights become NaN, unless model and loss mask such values.",
+    "Drop the rows, or fill in the values.",
 )
 
 CATALOGUE: tuple[FindingKind, ...] = tuple(

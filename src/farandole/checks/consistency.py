@@ -36,9 +36,9 @@ def check_same_parameters(
     tables = allgather_object(identity, f"{name}.tables", process_set)
     what = first_difference(tables, ("shape", "layout", "type"), process_set.ranks or ())
     found = MODEL_MISMATCH.finding(
-        f"all ranks must optimize the same parameters in the same order, but of parameters {what}."
-        " Build the same model on all ranks, and give named_parameters=model.named_parameters() to"
-        " have their names here",
+        "all ranks must optimize the same parameters in the same order, but among the parameters"
+        f" {what}. Build the same model on all ranks, and pass"
+        " named_parameters=model.named_parameters() to see parameter names in this message",
         where=what,
     )
     raise error_of(ValueError, [found])
@@ -82,8 +82,8 @@ def check_same_weights(
     tables = [json.loads(texts[place]) for place in present]
     difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in present])
     found = MODEL_MISMATCH.finding(
-        f"{label_of(name)}: all ranks must train the same model, but its weights differ:"
-        f" {difference}",
+        f"{label_of(name)}: all ranks must train the same model, but among its weights"
+        f" {difference}. Build the same model on all ranks",
         where=difference,
     )
     raise error_of(ValueError, [found])

@@ -22,9 +22,9 @@ def outcome(size: int, digests: Sequence[int] | None) -> str:
     weights after equally many steps.
     """
     if digests is None:
-        return f"{size} models apart, or the same one {size} times if all read the same data"
+        return f"{size} separate models, or the same one {size} times if all read the same data"
     if len(set(digests)) == 1:
-        return f"the same model on the same data, and do the same work {size} times"
+        return f"the same model on the same data, which repeats the work {size} times"
     return f"{size} unrelated models"
 
 
@@ -34,10 +34,11 @@ def missing_exchange(counts: ExchangeCounts, size: int) -> Finding | None:
         return None
     what = f"at most {counts.exchanged} numbers at a time" if counts.exchanged else "nothing"
     return MISSING_EXCHANGE.finding(
-        f"the {size} ranks of this job began with the same {counts.broadcast_in_all():,} parameters"
-        f" and then exchanged {what}: no gradients. If it trains, it trained {outcome(size, None)}:"
-        " let gradients pass through hvd's DistributedOptimizer (or DistributedGradientTape,"
-        " DistributedTrainer, hvd.allreduce). If it only predicts, all is well"
+        f"the {size} ranks of this job began with the same {counts.broadcast_in_all():,}"
+        f" parameters, but exchanged no gradients (they exchanged {what}). If the job trains, it"
+        f" trained {outcome(size, None)}. Let gradients pass through hvd's DistributedOptimizer,"
+        " DistributedGradientTape, DistributedTrainer or hvd.allreduce. If the job only predicts,"
+        " ignore this warning"
     )
 
 
@@ -48,8 +49,8 @@ def at_end(end: context.JobEnd) -> None:
         warn(found)
     for failures in end.unread:
         finding = UNREAD_FAILURE.finding(
-            f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they"
-            " ended: their tensors are as they were. Call hvd.synchronize(handle) for each"
-            f" handle. The first error: {failures[0]}"
+            f"{len(failures)} asynchronous collective(s) failed and were never synchronized, so"
+            " their tensors are unchanged. Call hvd.synchronize(handle) for each handle. The"
+            f" first error: {failures[0]}"
         )
         warn(finding)

@@ -36,11 +36,10 @@ class NonFiniteCheck:
             return None
         name = self._name_of(index)
         return NONFINITE_STEP.finding(
-            f"the gradient of {name!r} that this rank computed for step"
-            f" {step} is NaN or infinite, and so are the weights of all ranks now, which were"
-            " finite before. Look at the rows and the loss of this rank in that step"
-            " (torch.autograd.set_detect_anomaly(True) names the operation). If all ranks say"
-            " this, the learning rate may be too high",
+            f"this rank computed a gradient of {name!r} with NaN or infinite numbers in step"
+            f" {step}, which made finite weights NaN or infinite on all ranks. Inspect the rows"
+            " and the loss of this rank in that step (torch.autograd.set_detect_anomaly(True)"
+            " names the operation). If all ranks report this, the learning rate may be too high",
             where=name,
         )
 
@@ -68,11 +67,10 @@ class NoGradientsCheck:
         if self._steps != IDLE_STEPS or not trainable:
             return None
         return NO_GRADIENTS.finding(
-            f"{kind} has taken {IDLE_STEPS} steps, and none of its"
-            f" {trainable} parameters ever had a gradient, on any rank: it trains nothing. Was the"
-            " model made, copied, or loaded with assign=True after the optimizer? Make and wrap"
-            " the optimizer of the model that computes the loss. Or does zero_grad() stand between"
-            " backward() and step()? It belongs before backward()"
+            f"{kind} has taken {IDLE_STEPS} steps, but none of its {trainable} parameters ever had"
+            " a gradient on any rank, so it trains nothing. Create and wrap the optimizer of the"
+            " model that computes the loss, after the model is created, copied or loaded with"
+            " assign=True. Call zero_grad() before backward(), not between backward() and step()"
         )
 
 
@@ -103,8 +101,9 @@ class BypassedStepCheck:
             return None
         return BYPASSED_STEP.finding(
             f"{other} has taken {BYPASSED_STEPS} steps with the parameters of the distributed"
-            f" {kind}, whose own step() was never called: {self._exchange} exchanges there alone,"
-            " so each rank trains by itself. Call step() of what DistributedOptimizer returned;"
-            f" where {kind} steps with an optimizer of its own (SAM's second_step), wrap that one:"
-            f" DistributedOptimizer({other}(...)). If ranks are meant to train apart: --check off"
+            f" {kind}, whose step() was never called, so each rank trains alone: {self._exchange}"
+            " exchanges in that step() only. Call step() of the optimizer that"
+            f" DistributedOptimizer returned. If {kind} contains an optimizer that does the step"
+            f" (SAM's second_step), wrap that one: DistributedOptimizer({other}(...)). If ranks"
+            " are meant to train separately: --check off"
         )

@@ -149,8 +149,8 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
     history.reported.add(found.code)
     if cures.reduced:
         text = (
-            f"{found.text}. Or is it that these were reduced before? With {cures.reduced}"
-            " give them to the plain optimizer"
+            f"{found.text}. If {cures.reduced} has already reduced the gradients, pass them to the"
+            " plain optimizer"
         )
         found = found._replace(text=text)
     return [found]
@@ -177,10 +177,12 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
     history.reported.add(SHARED_DATA.code)
     one, other = history.same_as[0]
     several = len(history.same_as)
-    and_so = f", and so did {several - 1} more of {len(digests)}" if several > 1 else ""
+    and_so = (
+        f", and {several - 1} more of {len(digests)} ranks also share theirs" if several > 1 else ""
+    )
     text = (
-        f"rank {other} computed the same gradients as rank {one}{and_so}: it seems that they read"
-        " the same data. Give each rank of the job its part, by rank() and size(), not by"
+        f"rank {other} computed the same gradients as rank {one}{and_so}, probably from the same"
+        " data. Give each rank its part of the data, by rank() and size() instead of"
         f" local_rank(): {cures.share}"
     )
     return [SHARED_DATA.finding(text, cure=cures.share, where=ranks_named([one, other]))]
@@ -189,8 +191,8 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
 def same_data(size: int, how: str, cures: Cures) -> Finding:
     """Return the finding that all ranks read the same data. ``how``: what all ranks did equally."""
     text = (
-        f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
-        f"the work of one. Give each its part: {cures.share}"
+        f"all {size} ranks {how}, so {size} ranks probably do the work of one. Give each rank its"
+        f" part of the data: {cures.share}"
     )
     return SAME_DATA.finding(text, cure=cures.share)
 
@@ -211,15 +213,15 @@ def _settings(present: Mapping[int, ReplicaReport]) -> Finding | None:
             )
             if name == FROZEN:
                 return DIFFERENT_FROZEN.finding(
-                    f"the ranks train different parameters: the {name} is {listed}. The gradient of"
-                    " one that some ranks have frozen is the mean of the others' and of zeros."
-                    " Freeze the same ones on all ranks",
+                    f"the ranks train different parameters: the {name} is {listed}. The gradient"
+                    " of a parameter frozen on only some ranks is averaged with zeros. Freeze the"
+                    " same parameters on all ranks",
                     where=name,
                 )
             return DIFFERENT_SETTINGS.finding(
-                f"the ranks step with different settings: {name} is {listed}. So their weights"
-                " drift apart although they share gradients. Give all ranks the same; a rate that"
-                " follows a metric must follow the mean of all ranks",
+                "the ranks use different optimizer settings, which makes their weights diverge:"
+                f" {name} is {listed}. Use the same settings on all ranks; compute a rate that"
+                " depends on a metric from the metric's mean over all ranks",
                 where=name,
             )
     return None
@@ -262,9 +264,8 @@ def _weights(
     ):  # parameters of a group that was added
         text = (
             f"the ranks hold different weights, and train different models from now on: {where}."
-            f" These parameters came after step {history.equal_at}, and ranks began to train them"
-            " with different weights. When they are made, before the next step, call"
-            f" {cures.broadcast}"
+            f" These parameters were added after step {history.equal_at} with different values."
+            f" When adding parameters, call {cures.broadcast} before the next step"
         )
         return UNEQUAL_NEW_PARAMETERS.finding(text, cure=cures.broadcast, where=first)
     return DRIFT.finding(
@@ -273,25 +274,25 @@ def _weights(
 
 
 def _unequal_start_text(present: Mapping[int, ReplicaReport], where: str, cures: Cures) -> str:
-    text = f"the ranks began to train with different weights, and train different models: {where}. "
+    text = f"the ranks began with different weights, and train different models: {where}. "
     if cures.certain:
         return text + cures.certain
     if all(report.broadcast for report in present.values()):
         return (
             text
-            + "There was a broadcast: of another model's weights, or something changed these since"
-            " on some ranks only, such as a checkpoint that rank 0 alone loaded. Broadcast after"
-            f" that, {cures.broadcast}"
+            + "The broadcast sent another model's weights, or some ranks changed theirs after it,"
+            " for example by loading a checkpoint on rank 0 only. After the last change call"
+            f" {cures.broadcast}"
         )
-    return text + f"Nothing was broadcast: before the first step call {cures.broadcast}"
+    return text + f"Nothing was broadcast. Before the first step call {cures.broadcast}"
 
 
 def _drift_text(
     present: Mapping[int, ReplicaReport], where: str, history: History, step: int, cures: Cures
 ) -> str:
     text = (
-        f"the ranks hold different weights, and train different models from now on: {where}. They"
-        f" were alike at step {history.equal_at}, and are not at step {step}. "
+        f"the ranks hold different weights, and train different models from now on: {where}. The"
+        f" weights were equal at step {history.equal_at} and differ at step {step}. "
     )
     if cures.certain:
         return text + cures.certain
@@ -304,24 +305,25 @@ def _drift_text(
             f"{count} on {ranks_named(ranks)}" for count, ranks in sorted(groups.items())
         )
         return (
-            text
-            + f"The likely cause: some ranks skipped optimizer.step() (steps since then: {listed})."
-            " Decide on all ranks alike whether to step, by a value that was reduced over them."
-            f" To go on from one rank's weights: {cures.broadcast}"
+            text + "The likely cause: some ranks skipped optimizer.step() (steps since then:"
+            f" {listed}). Skip a step on all ranks or none, for example by a value reduced over"
+            f" all ranks. To continue from one rank's weights: {cures.broadcast}"
         )
     causes = [
-        "a checkpoint that some ranks loaded after the broadcast",
-        "weights or gradients that the program changes on some ranks only",
+        "a checkpoint loaded on some ranks after the broadcast",
+        "weights or gradients changed on some ranks only",
     ]
     if len(steps) < len(present):
-        causes.append("a step that some ranks skipped")
+        causes.append("a step skipped on some ranks")
     if not all(report.settings for report in present.values()):
-        causes.append("another learning rate")
+        causes.append("a different learning rate")
     again = cures.broadcast
     if cures.state:
-        causes.append("an optimizer's state that some ranks have alone (a checkpoint's momentum)")
+        causes.append("a different optimizer state on some ranks (a checkpoint's momentum)")
         again += f" and {cures.state}"
-    return text + f"The likely cause: {' or '.join(causes)}. To make them alike again: {again}"
+    return text + (
+        f"The likely cause: {' or '.join(causes)}. To make the ranks equal again: {again}"
+    )
 
 
 def _describe_minority(groups: Sequence[Sequence[int]]) -> str:

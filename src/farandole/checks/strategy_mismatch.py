@@ -20,7 +20,7 @@ def other_strategy(label: str, rank: int, spec: str, other: int, other_spec: str
     """
     return STRATEGY_MISMATCH.finding(
         f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r} and rank"
-        f" {other} has {other_spec!r}. Give one strategy to all of them",
+        f" {other} has {other_spec!r}. Use one strategy on all ranks",
         where=f"rank {other}",
     )
 
@@ -30,8 +30,8 @@ def other_reduces(label: str, rank: int, spec: str, other: int) -> Finding:
     gradients.
     """
     return STRATEGY_MISMATCH.finding(
-        f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r}, and rank"
-        f" {other} reduces gradients. Give one strategy to all of them",
+        f"{label}: all ranks must use the same strategy, but rank {rank} has {spec!r} and rank"
+        f" {other} reduces gradients. Use one strategy on all ranks",
         where=f"rank {other}",
     )
 

@@ -56,7 +56,7 @@ def unwrapped(what: str, size: int, digests: Sequence[int] | None, cure: str) ->
     """Return the finding that ``size`` ranks did ``what`` and exchanged nothing."""
     text = (
         f"{what} and exchanged nothing, so the {size} ranks of this job train"
-        f" {outcome(size, digests)}: {cure}"
+        f" {outcome(size, digests)}. To train one model: {cure}"
     )
     return UNWRAPPED_OPTIMIZER.finding(text, cure=cure)
 
@@ -68,8 +68,8 @@ def unwrapped_second(what: str, digests: Sequence[int], cure: str) -> Finding | 
     if len(set(digests)) == 1:
         return None
     text = (
-        f"{what} and exchanged nothing, beside an optimizer that is distributed, so each rank"
-        f" trains these apart: {cure}"
+        f"{what} and exchanged nothing, although another optimizer is distributed, so each rank"
+        f" trains these parameters separately. To train one model: {cure}"
     )
     return UNWRAPPED_SECOND_OPTIMIZER.finding(text, cure=cure)
 
@@ -82,10 +82,10 @@ def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding 
         return None
     gradients = "gradient" if count == 1 else "gradients"
     return DISCARDED_RESULTS.finding(
-        f"{what} and each trains its own model: hvd.allreduce was given {count} {gradients} of it,"
-        " and returned the mean as a new tensor; p.grad, with which the optimizer steps, stayed"
-        " that of each rank. Write p.grad = hvd.allreduce(p.grad), or hvd.allreduce_(p.grad), which"
-        " changes it in place. If ranks are meant to train apart: --check off"
+        f"{what}, but each rank trains its own model: hvd.allreduce returned the mean of {count}"
+        f" {gradients} as a new tensor and left p.grad, which the optimizer uses, unchanged. Write"
+        " p.grad = hvd.allreduce(p.grad), or use hvd.allreduce_(p.grad), which changes it in"
+        " place. If ranks are meant to train separately: --check off"
     )
 
 

@@ -180,12 +180,13 @@ def _dtype(array: Array, label: str) -> DType:
         known = ", ".join(dtype.value for dtype in DType)
         complex_too = array.dtype.kind == "c"
         cure = (
-            "Keep its real and imaginary parts as two arrays"
+            "Pass its real and imaginary parts as two arrays"
             if complex_too
-            else "Cast it first, to float32 say"
+            else "Cast it first, for example to float32"
         )
         raise RequestError(
-            f"array {label!r} has type {array.dtype}, which is none of {known}. {cure}"
+            f"array {label!r} has the unsupported type {array.dtype}; the supported types are"
+            f" {known}. {cure}"
         ) from None
 
 

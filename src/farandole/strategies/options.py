@@ -23,25 +23,23 @@ from farandole.strategies.specs import ADASUM, strategy_of
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step()."
     " Increase backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient"
-    " in pass {passes} of a step. Two losses can be added up for one backward(); checkpoints that"
-    " compute gradients twice need use_reentrant=False; after a step that was skipped, say by a"
-    " GradScaler, or that is none of this optimizer's (SAM's first_step), it is"
-    " optimizer.zero_grad() that begins anew: gradients that model.zero_grad(set_to_none=False) or"
-    " the program set to zero look like ones that grow)"
+    " in pass {passes} of a step. Add up two losses before one backward(), and set"
+    " use_reentrant=False for checkpoints. After a skipped step (by a GradScaler) or another"
+    " optimizer's step (SAM's first_step), call optimizer.zero_grad(): gradients cleared by"
+    " model.zero_grad(set_to_none=False) or by hand look like accumulated ones)"
 )
 DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
     " optimizer.synchronize(). This is prohibited as it can cause a race condition. (After a"
-    " backward pass that raised, call optimizer.synchronize() on all ranks, and then zero_grad()."
-    " Where another model's loss goes through this one, as that of a GAN's generator through the"
-    " discriminator, freeze this one meanwhile: model.requires_grad_(False).)"
+    " backward pass that raised, call optimizer.synchronize() on all ranks before zero_grad(). If"
+    " another model's loss passes through this model, as a GAN's generator loss through the"
+    " discriminator, freeze this model meanwhile: model.requires_grad_(False))"
 )
 TAKEN = (
-    "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw"
-    " them away: other ranks computed this model first, while this rank was in the backward pass of"
-    " another one. Where ranks compute models in different orders, call zero_grad() of all"
-    " optimizers before the first loss.backward(); where threads compute them, let one go backward"
-    " after the other."
+    "zero_grad() discarded gradients of other ranks: they computed this model first, while this"
+    " rank was in the backward pass of another model. If ranks compute models in different"
+    " orders, call zero_grad() of all optimizers before the first loss.backward(). If several"
+    " threads compute them, run one backward pass after the other"
 )
 LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # for frameworks without Adasum
 
@@ -127,7 +125,7 @@ def gradient_options(
     check_process_set(process_set)
     if not hasattr(compression, "compress"):
         raise ValueError(
-            f"compression={compression!r} is no compressor: use hvd.Compression.fp16, .bf16 or"
+            f"compression={compression!r} is not a compressor. Use hvd.Compression.fp16, .bf16 or"
             " .none"
         )
     prescale, postscale = predivided(op, gradient_predivide_factor)
@@ -138,8 +136,9 @@ def gradient_options(
         _check_weights(chosen, op, compression, instead)
         if chosen.epochs and not epochs:
             raise ValueError(
-                f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, and nobody"
-                " tells this optimizer of it: give a number of steps, like 'local_sgd:100'"
+                f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, but this"
+                " optimizer does not know when an epoch ends. Give a number of steps, as in"
+                " 'local_sgd:100'"
             )
     _check_op(op, ops)
     if op == ReduceOp.ADASUM and average_aggregated_gradients:
@@ -172,7 +171,7 @@ def _check_op(op: ReduceOp, ops: Sequence[ReduceOp]) -> None:
     if op in ops:
         return
     *others, last = map(_name, ops)
-    adasum = "; PyTorch, JAX and the tapes of TensorFlow have Adasum"
+    adasum = "; use Adasum with PyTorch, JAX or TensorFlow's DistributedGradientTape"
     raise ValueError(
         f"op currently only supports {', '.join(others)} and {last} (got op={_name(op)})"
         f"{adasum if op == ReduceOp.ADASUM else ''}"
@@ -192,8 +191,8 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
     """Raise ValueError for gradient options with a strategy that exchanges weights."""
     if instead:
         raise ValueError(
-            f"strategy={strategy.spec!r} exchanges weights, and there are none here, only"
-            f" gradients: use {instead}, or strategy='allreduce'"
+            f"strategy={strategy.spec!r} exchanges weights, but only gradients are available here."
+            f" Use {instead}, or strategy='allreduce'"
         )
     for argument, value, default in (
         ("op", _name(op), "Average"),
@@ -202,8 +201,8 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
         if value not in (default, ReduceOp.AVERAGE):
             shown = getattr(value, "__name__", value)
             raise ValueError(
-                f"{argument}={shown} is of gradients, but with strategy={strategy.spec!r} ranks"
-                f" exchange weights: leave out {argument}, or the strategy"
+                f"{argument}={shown} applies to gradients, but strategy={strategy.spec!r}"
+                f" exchanges weights. Remove {argument} or the strategy"
             )
 
 
@@ -227,10 +226,10 @@ def _codec(
         raise SettingsError(f"{label} {objection}")
     if op not in LINEAR:
         raise ValueError(
-            f"{label} compresses sums and averages, and op is {_name(op)}: leave one of them out"
+            f"{label} compresses sums and averages, but op is {_name(op)}. Remove one of them"
         )
     if not plain:
-        raise ValueError(f"{label} and compression do the same: leave one of them out")
+        raise ValueError(f"{label} and compression both compress gradients. Remove one of them")
     return codec
 
 
@@ -260,8 +259,8 @@ def check_passes(passes: int) -> None:
         raise ValueError(f"backward_passes_per_step must be a whole number, not {passes!r}")
     if passes <= 0:
         raise ValueError(
-            f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every"
-            " pass"
+            f"backward_passes_per_step must be > 0, not {passes}. Use 1 to exchange gradients in"
+            " every pass"
         )
 
 
@@ -278,12 +277,13 @@ def predivided(op: int, factor: float) -> tuple[float, float]:
     if op != ReduceOp.AVERAGE:
         raise ValueError(
             "gradient_predivide_factor not supported with op != Average"
-            f" (gradient_predivide_factor={factor}, op={_name(op)}): leave the factor out, or use"
+            f" (gradient_predivide_factor={factor}, op={_name(op)}). Remove the factor, or use"
             " op=hvd.Average"
         )
     if not factor > 0:
         raise ValueError(
-            f"gradient_predivide_factor must be > 0, not {factor}: 1.0 divides after the sum alone"
+            f"gradient_predivide_factor must be > 0, not {factor}. Use 1.0 to divide only after"
+            " the sum"
         )
     return 1.0 / factor, factor
 

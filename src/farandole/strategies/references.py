@@ -22,7 +22,7 @@ class NoReference:
         *others, last = strategies_with_codecs()
         return (
             f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
-            f" their own: leave one of them out, or take {', '.join(others)} or {last}"
+            f" their own. Remove one of them, or use {', '.join(others)} or {last}"
         )
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
@@ -49,9 +49,9 @@ class MeanReference(NoReference):
         if self.outer or not (isinstance(codec, Voting) and codec.votes):
             return ""
         return (
-            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would"
-            " move by that much in each exchange: leave one of them out, or take int8, onebit,"
-            " topk or another codec that sends sizes"
+            f"sends only -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights"
+            " would move by that much in each exchange. Remove one of them, or use int8, onebit,"
+            " topk or another codec that sends magnitudes"
         )
 
 
@@ -92,8 +92,8 @@ class SenderReference(NoReference):
         if isinstance(codec, PushCodec):
             return ""
         return (
-            f"adds up what all ranks have, but with strategy={strategy.spec!r} {self.sending}:"
-            " leave one of them out, or take int8, onebit, topk or another codec that compresses"
+            f"compresses sums over all ranks, but with strategy={strategy.spec!r} {self.sending}."
+            " Remove one of them, or use int8, onebit, topk or another codec that compresses"
             " pushes"
         )
 
@@ -104,7 +104,7 @@ class CentreReference(SenderReference):
     """
 
     same_slots = True
-    sending = "each pushes by itself"
+    sending = "each rank pushes independently"
 
     def __init__(self, *, adds_up: bool = False) -> None:
         self.adds_up = adds_up

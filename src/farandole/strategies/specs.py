@@ -26,8 +26,8 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
         ]
         if lacks or isinstance(given, type):
             raise ValueError(
-                f"strategy={given!r} is no strategy: give a name ({', '.join(known())}), or an"
-                " object like LocalSGD(every=8)."
+                f"strategy={given!r} is not a strategy. Use a name ({', '.join(known())}) or an"
+                " object such as LocalSGD(every=8)."
                 f" {'(It is a class: call it)' if isinstance(given, type) else _lacks(lacks)}"
             )
         return given
@@ -36,7 +36,7 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
         refuse(name, "strategy", given, f"{name!r}, or have an argument after the colon")
     if name in (ALLREDUCE, ADASUM):
         if argument:
-            refuse(name, "strategy", given, f"{name}, which takes nothing after a colon")
+            refuse(name, "strategy", given, f"{name}, without an argument")
         return name
     if name not in known():
         raise ValueError(
@@ -102,14 +102,14 @@ def parsed(kind: type[Made], argument: str, example: str) -> Made:
     name = str(getattr(kind, "name", kind.__name__))
     words = [word.partition("=") for word in argument.split(",") if word]
     first = [word for word, equals, _ in words if not equals]
-    rule = f"a first argument, then others by name, like {name}:{example}"
+    rule = f"a first argument followed by named ones, as in {name}:{example}"
     if len(first) > 1 or (first and words[0][1]):
         refuse(name, "strategy", f"{name}:{argument}", rule)
     named = {word: value for word, equals, value in words if equals}
     takes = inspect.signature(kind).parameters
     for word in named:
         if word not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
-            rule = f"left out: {name} takes {', '.join(takes)}{did_you_mean(word, [*takes])}"
+            rule = f"removed: {name} takes {', '.join(takes)}{did_you_mean(word, [*takes])}"
             refuse(name, word, named[word], rule)
     try:
         return kind(*first, **named)

@@ -327,9 +327,8 @@ class StatefulExchange:
         total = len(weights) if self._places is None else self._total
         if self._slots and len(self._slots[0]) != total:
             raise ValueError(
-                f"strategy {self.strategy.spec!r} keeps something for {len(self._slots[0])}"
-                f" weights, and the optimizer has {total}: load the state of a run with the same"
-                " model"
+                f"the state of strategy {self.strategy.spec!r} has {len(self._slots[0])} weights,"
+                f" but the optimizer has {total}. Load the state of a run with the same model"
             )
         self.exchange(weights, self._taking_part(weights, names), step, names, statistics)
         self._exchanged = True
@@ -369,11 +368,10 @@ class StatefulExchange:
         for place, (kept, weight) in enumerate(zip(slot, weights, strict=False)):
             if kept.shape != weight.shape:
                 raise ValueError(
-                    f"the checkpoint's state of strategy {self.strategy.spec!r} is of another"
-                    f" model: it has the shape {kept.shape} for"
-                    f" {names[place] if names else f'weight {place}'!r}, which has {weight.shape}"
-                    " here: load the state of a run with the same model, or leave it out, and the"
-                    " strategy begins anew"
+                    f"the checkpoint's state of strategy {self.strategy.spec!r} belongs to another"
+                    f" model: {names[place] if names else f'weight {place}'!r} has shape"
+                    f" {kept.shape} there and {weight.shape} here. Load the state of a run with"
+                    " the same model, or remove the state to restart the strategy"
                 )
 
     def state_dict(self) -> dict[str, Any]:
@@ -393,10 +391,10 @@ class StatefulExchange:
         """Load a state. Raises ValueError for the state of another strategy."""
         if state["strategy"] != self.strategy.spec:
             raise ValueError(
-                f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has"
-                f" {self.strategy.spec!r}: give it the same one, or load the checkpoint without"
-                " what the strategy kept (in PyTorch state_dict.pop('farandole', None)), to begin"
-                " anew"
+                f"the checkpoint was written with strategy {state['strategy']!r}, but this"
+                f" optimizer has {self.strategy.spec!r}. Use the same strategy, or remove its"
+                " state from the checkpoint (in PyTorch state_dict.pop('farandole', None)) to"
+                " restart the strategy"
             )
         self.exchange.restart()
         slots = state["slots"][: len(self.exchange.kinds)]

@@ -358,29 +358,17 @@ def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
     [
         ("nosuch", "there is no codec 'nosuch' (known: fp16, bf16,"),
         ("onebits", "did you mean"),
-        (
-            "topk:2",
-            (
-                "codec='topk:2': the argument is the share of numbers to send, more than 0 and at"
-                " most 1"
-            ),
-        ),
+        ("topk:2", "more than 0 and at most 1"),
         ("topk:0", "more than 0 and at most 1"),
         ("randomk:nan", "more than 0 and at most 1"),
         ("topk", "codec='topk': topk needs an argument, as in name:argument"),
         ("int8:4", "codec='int8:4': int8 takes no argument"),
-        (
-            "sign:1",
-            (
-                "codec='sign:1': the argument is the momentum of each rank's gradients, from 0 to"
-                " less than 1"
-            ),
-        ),
-        ("sign:-0.1", "from 0 to less than 1"),
-        ("sign:nan", "from 0 to less than 1"),
-        ("sign:much", "from 0 to less than 1"),
-        ("threshold:-1", "the size from which on a number is sent, more than 0"),
-        ("powersgd:1.5", "the rank, a whole number, more than 0"),
+        ("sign:1", "momentum"),
+        ("sign:-0.1", "less than 1"),
+        ("sign:nan", "less than 1"),
+        ("sign:much", "less than 1"),
+        ("threshold:-1", "more than 0"),
+        ("powersgd:1.5", "a whole number, more than 0"),
     ],
 )
 def test_a_codec_that_cannot_be(spec: str, text: str) -> None:

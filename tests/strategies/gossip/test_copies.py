@@ -285,7 +285,7 @@ def test_a_message_that_was_lost_is_sent_anew() -> None:
         slots = exchange.slots(weights)
         exchange(weights, slots, 1)
         if rank:
-            with pytest.raises(JoinedError, match=mentioning("neighbours", "weights")):
+            with pytest.raises(JoinedError, match=mentioning("join", "weights")):
                 exchange(weights, slots, 2)
         farandole.numpy.join()
         before = weights[0].copy()
@@ -329,13 +329,13 @@ def test_messages_of_other_weights_are_refused() -> None:
     message = Copies(codec, 0).message(weights, own, ["w"], 1)  # type: ignore[arg-type]
     assert own[0].tolist() == [1.0] * 9
     for wrong in (message[:-1], message[:10], message[:0], np.concatenate([message, message[:1]])):
-        with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
+        with pytest.raises(ValueError, match=mentioning("bytes", "weights")):
             Copies(codec, 1).read(0, wrong, weights)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
+    with pytest.raises(ValueError, match=mentioning("bytes", "weights")):
         Copies(codec, 1).read(0, message, [np.zeros(8)])  # type: ignore[arg-type]
     later = Copies(codec, 0)  # type: ignore[arg-type]
     later.message(weights, own, ["w"], 1)
-    with pytest.raises(ValueError, match=mentioning("bytes", "fit")):
+    with pytest.raises(ValueError, match=mentioning("bytes", "weights")):
         Copies(codec, 1).read(0, later.message(weights, own, ["w"], 1), weights)  # type: ignore[arg-type]
 
 

@@ -411,7 +411,7 @@ def test_specs(spec: str, full: str) -> None:
         ),
         ("easgd:4,beta=x", ("beta='x'", "0")),
         ("gossip:star", ("graph='star'", "ring", "torus")),
-        ("allreduce:3", "colon"),
+        ("allreduce:3", "argument"),
         ("local_sgd:", ("argument", "colon")),
         (LocalSGD, "class"),
         (7, ("spec", "epochs", "reference", "slots")),

@@ -46,8 +46,8 @@ def codec(spec: str | Codec | None) -> Codec | None:
         return made
     if spec is not None and not hasattr(spec, "allreduce"):
         raise SettingsError(
-            f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in"
-            " 'topk:0.01', or an object with the methods of farandole.strategies.Codec"
+            f"codec={spec!r} is not a codec. Use a name ({', '.join(registry.names('codec'))}), as"
+            " in 'topk:0.01', or an object with the methods of farandole.strategies.Codec"
         )
     return spec
 
@@ -79,10 +79,10 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
             owners.append(owner)
         elif owners[-1] is not owner:
             raise ValueError(
-                f"{label} is one object for several optimizers that have a tensor {name!r},"
-                " and what it keeps of one's would go to the other's: give each an object of its"
-                f" own, or the name {of.spec!r}, of which each makes one. An optimizer that a"
-                " jitted function makes is another one in each trace: make it outside"
+                f"{label} is one object shared by several optimizers that have a tensor {name!r},"
+                " and its state would mix their residuals. Give each optimizer its own object, or"
+                f" use the name {of.spec!r}, which creates one per optimizer. Create an optimizer"
+                " outside jitted functions: each trace would create another one"
             )
 
 

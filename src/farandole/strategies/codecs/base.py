@@ -225,7 +225,8 @@ def number(
         return value
     most = "" if high == math.inf else f" and at most {high:g}"
     raise SettingsError(
-        f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}"
+        f"codec={f'{name}:{argument}'!r} is invalid: the argument must be {what}, more than"
+        f" {low:g}{most}"
     )
 
 

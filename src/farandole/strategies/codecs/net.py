@@ -32,7 +32,8 @@ class Net:
         """``spec``: the other codec's. Raises SettingsError."""
         if not spec or spec.partition(":")[0] == self.name:
             raise SettingsError(
-                f"codec={f'{self.name}:{spec}'!r}: name the codec between the hosts, as in net:int8"
+                f"codec={f'{self.name}:{spec}'!r} is invalid. Name the codec to use between hosts,"
+                " as in net:int8"
             )
         self.spec = f"{self.name}:{spec}"
         self._codec: Codec = registry.make("codec", spec)

@@ -75,7 +75,7 @@ class Pushable(FlatCodec):
 def check_length(payload: Array, wanted: int) -> None:
     """Raise ValueError if ``payload`` has another number of bytes."""
     if len(payload) != wanted:
-        raise ValueError(f"a payload of {len(payload)} bytes, where {wanted} were expected")
+        raise ValueError(f"the payload has {len(payload)} bytes instead of {wanted}")
 
 
 def _everything(values: Array) -> Array:

@@ -103,6 +103,6 @@ def _momentum(given: str | float) -> float:
     if 0 <= value < 1:
         return value
     raise SettingsError(
-        f"codec={f'sign:{given}'!r}: the argument is the momentum of each rank's gradients, from 0"
-        " to less than 1"
+        f"codec={f'sign:{given}'!r} is invalid: the argument must be the momentum of each rank's"
+        " gradients, at least 0 and less than 1"
     )

@@ -24,7 +24,7 @@ class Threshold(Sparse):
 
     def __init__(self, bound: str | float) -> None:
         super().__init__(str(bound))
-        self._bound = number(self.name, bound, float, "the size from which on a number is sent", 0)
+        self._bound = number(self.name, bound, float, "the smallest absolute value to send", 0)
 
     def select(self, values: Array) -> Array:
         return np.flatnonzero(~(np.abs(values) < self._bound)).astype(np.uint32)  # includes NaN

@@ -101,7 +101,9 @@ class Copies:
         )
         nbytes = sum(array.nbytes for array in like) if is_whole else 0
         if len(message) != begin + nbytes + sum(sizes) or (rank not in self._of and not is_whole):
-            raise ValueError(f"a message of {len(message)} bytes does not fit")
+            raise ValueError(
+                f"a message has {len(message)} bytes, which does not match the weights"
+            )
         if is_whole:
             self._of[rank] = cut(message[begin : begin + nbytes], like)
             begin += nbytes

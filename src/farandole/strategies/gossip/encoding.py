@@ -111,6 +111,6 @@ class _CodedNeighbourPeers(EnginePeers):
             }
         except (ValueError, IndexError) as error:
             raise ValueError(
-                f"{self.session.name}: rank {self.session.ranks[self.rank]} cannot read what a"
-                f" neighbour sent ({error}): add weights on all ranks in the same step"
+                f"{self.session.name}: rank {self.session.ranks[self.rank]} cannot decode a"
+                f" neighbour's message ({error}). Add weights in the same step on all ranks"
             ) from error

@@ -71,9 +71,9 @@ class NeighbourExchange:
             )
         except JoinedError:
             raise JoinedError(
-                f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its"
-                " weights. Give all ranks as many steps, or take local_sgd, easgd, ps or"
-                " gossip_async, which go on without it"
+                f"strategy={self._spec!r} needs the weights of all ranks, but a rank has called"
+                " join(). Run the same number of steps on all ranks, or use local_sgd, easgd, ps"
+                " or gossip_async, which continue without the rank"
             ) from None
         messages = {}
         for rank, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
@@ -82,10 +82,9 @@ class NeighbourExchange:
             begin = end - count + head.size
             if not np.array_equal(received[end - count : begin], head):
                 raise ValueError(
-                    f"{label_of(self._name)}: all ranks must train the same weights, but rank"
-                    f" {self._ranks[rank]} sent others than rank {self._ranks[self._engine.rank]}"
-                    f" has: {_listed(names)}. Add, freeze and unfreeze parameters on all ranks in"
-                    " the same step"
+                    f"{label_of(self._name)}: rank {self._ranks[rank]} sent other weights than"
+                    f" rank {self._ranks[self._engine.rank]} has: {_listed(names)}. Add, freeze"
+                    " and unfreeze parameters in the same step on all ranks"
                 )
             messages[rank] = received[begin:end]
         return messages

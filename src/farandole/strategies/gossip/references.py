@@ -9,7 +9,7 @@ from farandole.strategies.references import NoReference, SenderReference
 class NeighbourReference(SenderReference):
     """A copy of each rank's weights as sent so far, which its neighbours keep."""
 
-    sending = "each sends to its neighbours alone"
+    sending = "each rank sends to its neighbours only"
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
@@ -26,6 +26,7 @@ class PairReference(NoReference):
     def objection(self, strategy: Strategy, codec: Codec) -> str:
         """See ``contracts.SharedReference``."""
         return (
-            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks average in pairs"
-            " in the background: take gossip, which goes with a codec, or leave out the codec"
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks average in"
+            " pairs in the background. Use strategy gossip, which supports codecs, or remove the"
+            " codec"
         )

@@ -29,7 +29,7 @@ class EASGD:
     def __init__(self, every: int | str = 8, *, beta: float | str = 0.9) -> None:
         self.every = number(self.name, "every", every, at_least=1)
         self.beta = real(
-            self.name, "beta", beta, lambda value: 0 < value <= 1, "more than 0, at most 1"
+            self.name, "beta", beta, lambda value: 0 < value <= 1, "more than 0 and at most 1"
         )
 
     @classmethod

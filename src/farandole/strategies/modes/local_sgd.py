@@ -52,9 +52,13 @@ class LocalSGD:
             refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
         self.outer = outer
         self.reference = LastWeightsReference(outer=outer is not None)
-        self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number, more than 0")
+        self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number more than 0")
         self.momentum = real(
-            self.name, "momentum", momentum, lambda value: 0 <= value < 1, "from 0 to less than 1"
+            self.name,
+            "momentum",
+            momentum,
+            lambda value: 0 <= value < 1,
+            "at least 0 and less than 1",
         )
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH

@@ -66,7 +66,7 @@ class ParameterServer:
                 "lr",
                 lr,
                 lambda value: 0 <= value < inf,
-                "a number, 0 (the usual one) or more",
+                "a number, at least 0 (usually 0)",
             )
             or usual
         )
@@ -75,7 +75,7 @@ class ParameterServer:
             "momentum",
             momentum,
             lambda value: 0 <= value < 1,
-            "a number, from 0 to less than 1",
+            "a number, at least 0 and less than 1",
         )
         self.backup = 0
         self.bound = -1
@@ -125,7 +125,9 @@ class ParameterServer:
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
     ) -> None:
         if self.backup >= peers.size:
-            refuse(self.name, "backup", self.backup, f"less than the number of ranks, {peers.size}")
+            refuse(
+                self.name, "backup", self.backup, f"less than the number of ranks ({peers.size})"
+            )
         (anchors,) = slots
         centre = deltas(weights, anchors)
         self.staleness.see(*peers.push(self.rule, anchors, centre))
