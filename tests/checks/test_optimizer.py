@@ -90,9 +90,8 @@ def test_steps_past_the_one_that_exchanges() -> None:
 def test_training_without_an_exchange(digests: list[int] | None, outcome: str) -> None:
     finding = unwrapped("every rank took 100 steps", 2, digests, "wrap it")
     assert (finding.code, finding.cure) == (UNWRAPPED_OPTIMIZER.code, "wrap it")
-    assert mentions(
-        finding.text, "every rank took 100 steps", f"2 ranks of this job train {outcome}"
-    )
+    assert mentions(finding.text, "every rank took 100 steps", "2 ranks")
+    assert outcome in finding.text
     assert finding.text.endswith("wrap it")
 
 
