@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "farandole"
 # the top of the package; the other rooms are in four wings (core, job, net, base).
 ROOMS = """
 __init__
-estimators
+estimators jobs
 spark
 cli job.worker compat
 inference
@@ -40,6 +40,7 @@ core.collectives core.transports job.report
 core.kernels job.spark
 net.store
 net.handshake net.liveness net.interfaces
+job.runs
 job.config
 job.plugins
 base

@@ -177,6 +177,22 @@ class JobFailedError(RuntimeError):
         self.remote_traceback = remote_traceback
 
 
+class RunError(RuntimeError):
+    """A submitted run, or its folder, does not allow an operation."""
+
+
+class RunFailedError(RunError):
+    """A run that was awaited has failed or was canceled.
+
+    ``run_id`` names the run; ``cause`` is the explanation of its end.
+    """
+
+    def __init__(self, message: str, run_id: str = "", cause: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.cause = cause
+
+
 class NotInitializedError(ValueError):
     """A call that needs ``init()`` came before it.
 

@@ -36,6 +36,28 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "shm": "farandole.core.transports.shm:wire",
         "tcp": "farandole.core.transports.tcp:wire",
     },
+    "target": {
+        "local": "farandole.jobs.targets.local:LocalTarget",
+        "ssh": "farandole.jobs.targets.ssh:SshTarget",
+        "slurm": "farandole.jobs.targets.slurm:SlurmTarget",
+        "spark": "farandole.jobs.targets.spark:SparkTarget",
+    },
+    # Subcommands of `farandole` that upper rooms bring.
+    "command": {
+        name: f"farandole.jobs.commands.{name}"
+        for name in (
+            "submit",
+            "runs",
+            "show",
+            "logs",
+            "compare",
+            "rerun",
+            "stop",
+            "gc",
+            "export",
+            "targets",
+        )
+    },
     "strategy": {
         "local_sgd": "farandole.strategies.modes.local_sgd:LocalSGD",
         "bmuf": "farandole.strategies.modes.local_sgd:BMUF",
@@ -76,6 +98,7 @@ GROUPS = {
     "codec": "farandole.codecs",
     "wire": "farandole.wires",
     "strategy": "farandole.strategies",
+    "target": "farandole.targets",
 }
 
 _CHOSEN = ("launcher", "wire")  # kinds with "auto", which selects the best implementation

@@ -1,0 +1,208 @@
+"""The files of a run's folder.
+
+A run's folder is complete in itself: it can be copied, archived and opened elsewhere.
+
+```
+spec.json            what was submitted (RunSpec); never changed
+submitted.json       number in the order of submissions, time, user, host, versions, git
+snapshot/            the source
+function.pkl         the pickled call, for a function instead of a command
+git.diff             uncommitted changes of the source
+environment.lock     the exact packages of the environment
+claim-<n>.json       identity of the process that runs attempt n; created once
+events.jsonl         journal: states, attempts, hosts, findings
+end.json             final state, cause, exit code; never changed
+user_logs/           std_log_process_<rank>.txt: the output of each rank
+logs/                output of the preparation and of the driver
+outputs/             files that the program leaves
+metrics/             rank-<n>.jsonl: journals of each rank's metrics
+work/node-<n>/       working directories of the nodes, while the run is active
+requests/            a file per request to the run: cancel
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from farandole.errors import RunError
+from farandole.job.runs.journal import JournalWriter, records
+from farandole.job.runs.states import RunState, check_transition
+
+if TYPE_CHECKING:
+    from farandole.job.runs.spec import RunSpec
+
+RUN_VARIABLE = "FARANDOLE_RUN_DIR"  # the run's folder, in the environment of its ranks
+RUN_ID_VARIABLE = "FARANDOLE_RUN_ID"
+CANCEL = "cancel"
+
+
+class RunFolder:
+    """The folder of one run. Methods read and write files; nothing is kept in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def run_id(self) -> str:
+        return os.path.basename(self.path)
+
+    def file(self, *names: str) -> str:
+        """Return the path of a file in this folder."""
+        return os.path.join(self.path, *names)
+
+    def folder(self, *names: str) -> str:
+        """Return the path of a folder in this folder, which is created for this user alone."""
+        return make_private(self.file(*names))
+
+    def exists(self) -> bool:
+        return os.path.isfile(self.file("spec.json"))
+
+    def log_of(self, rank: int) -> str:
+        """Return the path of a rank's output."""
+        return self.file("user_logs", f"std_log_process_{rank}.txt")
+
+    def metrics_of(self, rank: int) -> str:
+        """Return the path of a rank's journal of metrics."""
+        return self.file("metrics", f"rank-{rank}.jsonl")
+
+    # --- what was submitted
+
+    def spec(self) -> RunSpec:
+        """Return the specification. Raises RunError if the folder has none."""
+        from farandole.job.runs.spec import RunSpec
+
+        return RunSpec.from_json(self._required("spec.json"))
+
+    def submitted(self) -> dict[str, Any]:
+        """Return the facts of the submission. Raises RunError if the folder has none."""
+        return self._required("submitted.json")
+
+    def _required(self, name: str) -> dict[str, Any]:
+        data = read_json(self.file(name))
+        if data is None:
+            raise RunError(f"{self.path} is not the folder of a run: it has no readable {name}")
+        return data
+
+    # --- states
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Append an event of a ``kind`` to the journal of events."""
+        with JournalWriter(self.file("events.jsonl")) as journal:
+            journal.append({"event": kind, "time": time.time(), **values})
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(records(self.file("events.jsonl")))
+
+    def state(self) -> RunState:
+        """Return the present state, from the end if there is one, else from the events."""
+        end = self.end()
+        if end is not None:
+            return RunState(end["state"])
+        found = RunState.QUEUED
+        for event in self.events():
+            if event.get("event") == "state":
+                found = RunState(event["state"])
+        return found
+
+    def change(self, after: RunState, **values: Any) -> None:
+        """Record a change of state that is not final; the same state again changes nothing.
+
+        Raises RunError for a transition that the state machine does not have.
+        """
+        before = self.state()
+        if before is not after:
+            check_transition(self.run_id, before, after)
+            self.record("state", state=after.value, **values)
+
+    def end(self) -> dict[str, Any] | None:
+        """Return the run's end (``state``, ``time``, ``cause``, ``exit_code``); None before."""
+        return read_json(self.file("end.json"))
+
+    def finish(self, state: RunState, cause: str = "", exit_code: int | None = None) -> bool:
+        """Record the end of the run and return True; return False if it has ended already.
+
+        Whichever process records an end first wins.
+        """
+        before = self.state()
+        if before.final:
+            return False
+        check_transition(self.run_id, before, state)
+        end = {
+            "state": state.value,
+            "time": time.time(),
+            "cause": cause,
+            "exit_code": exit_code,
+        }
+        first = write_once(self.file("end.json"), end)
+        if first:
+            self.record("state", state=state.value, cause=cause)
+        return first
+
+    # --- requests
+
+    def request(self, name: str, **values: Any) -> None:
+        """Leave a request, such as ``CANCEL``, for the process that runs this run."""
+        self.folder("requests")
+        write_once(self.file("requests", name), {"time": time.time(), **values})
+
+    def requested(self, name: str) -> dict[str, Any] | None:
+        return read_json(self.file("requests", name))
+
+
+def make_private(path: str) -> str:
+    """Create a folder that only this user can read, with its parents, and return its path."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """Return the data of a JSON file; None if it does not exist.
+
+    Raises RunError if the file is damaged.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            data: dict[str, Any] = json.load(file)
+            return data
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+
+
+def write_json(path: str, data: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step: readers see the old or the new content, never a part."""
+    temporary = _written_aside(path, data)
+    os.replace(temporary, path)
+
+
+def write_once(path: str, data: Mapping[str, Any]) -> bool:
+    """Create a JSON file in one step and return True; return False if it exists already.
+
+    Of several processes that try, exactly one succeeds, also on a network file system.
+    """
+    temporary = _written_aside(path, data)
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _written_aside(path: str, data: Mapping[str, Any]) -> str:
+    temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary

@@ -1,0 +1,102 @@
+"""Where runs are kept, and how they are named and numbered.
+
+``$FARANDOLE_HOME`` (default ``~/.local/share/farandole``) has the folders
+``runs/<experiment>/<run id>``, ``targets``, ``environments`` and ``inputs``. Files that must lie on
+a local file system and can be made again, such as the index, are elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+
+from farandole.errors import SettingsError
+from farandole.job.runs.folder import RunFolder, make_private
+
+HOME_VARIABLE = "FARANDOLE_HOME"
+EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+
+
+class RunsHome:
+    """The folders of one user's runs."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """``path`` defaults to the environment's; nothing is created yet."""
+        chosen = path or os.environ.get(HOME_VARIABLE) or _default()
+        self.path = os.path.abspath(os.path.expanduser(chosen))
+
+    @property
+    def runs(self) -> str:
+        return os.path.join(self.path, "runs")
+
+    def folder(self, name: str) -> str:
+        """Return the path of ``targets``, ``environments``, ``inputs`` or another folder, which is
+        created for this user alone.
+        """
+        return make_private(os.path.join(self.path, name))
+
+    def experiments(self) -> list[str]:
+        return _listed(self.runs)
+
+    def all_runs(self) -> Iterator[RunFolder]:
+        """Yield the folders of all runs, in no useful order."""
+        for experiment in self.experiments():
+            for run_id in _listed(os.path.join(self.runs, experiment)):
+                yield RunFolder(os.path.join(self.runs, experiment, run_id))
+
+    def find(self, run_id: str) -> RunFolder | None:
+        """Return the folder of the run called ``run_id``; None if there is none.
+
+        A path of a folder that holds a run, wherever it lies, is accepted too.
+        """
+        if os.sep in run_id:
+            folder = RunFolder(os.path.abspath(run_id))
+            return folder if folder.exists() else None
+        experiment = run_id.rsplit("_", 2)[0]
+        for each in (experiment, *self.experiments()):
+            folder = RunFolder(os.path.join(self.runs, each, run_id))
+            if re.fullmatch(EXPERIMENT, each) and folder.exists():
+                return folder
+        return None
+
+    def new_id(self, experiment: str) -> str:
+        """Return an unused run id: ``<experiment>_<unix seconds>_<8 hexadecimal digits>``."""
+        return f"{experiment}_{int(time.time())}_{secrets.token_hex(4)}"
+
+    def next_number(self) -> int:
+        """Return the next number in the order of submissions, which no clock can disturb."""
+        path = os.path.join(self.folder("."), "sequence")
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            number = int(file.read() or b"0") + 1
+            file.seek(0)
+            file.write(b"%d" % number)
+            file.truncate()
+            return number
+
+
+def check_experiment(name: str) -> str:
+    """Return ``name`` if it can name an experiment. Raises SettingsError otherwise."""
+    if not re.fullmatch(EXPERIMENT, name):
+        raise SettingsError(
+            f"the experiment's name {name!r} must have 1 to 100 letters, digits, '_', '-' or '.',"
+            " and begin with a letter or a digit"
+        )
+    return name
+
+
+def _default() -> str:
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return os.path.join(data, "farandole")
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(each.name for each in entries if not each.name.startswith("."))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,60 @@
+"""The states of a run and the transitions between them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from farandole.errors import RunError
+
+
+class RunState(str, Enum):
+    """The state of a run, in the order in which an undisturbed run passes through them."""
+
+    QUEUED = "queued"  # waits for a place, for its turn or for another run
+    PREPARING = "preparing"  # environment and inputs are made ready
+    PROVISIONING = "provisioning"  # nodes are awaited
+    STARTING = "starting"  # ranks are being started
+    RUNNING = "running"
+    FINALIZING = "finalizing"  # outputs are collected
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def final(self) -> bool:
+        """Whether no other state follows."""
+        return self in FINAL
+
+    @property
+    def active(self) -> bool:
+        """Whether the run has left the queue and has not ended."""
+        return self not in FINAL and self is not RunState.QUEUED
+
+
+FINAL = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELED})
+_ORDER = [
+    RunState.QUEUED,
+    RunState.PREPARING,
+    RunState.PROVISIONING,
+    RunState.STARTING,
+    RunState.RUNNING,
+    RunState.FINALIZING,
+]
+# A run may skip states, and returns to QUEUED for a retry. It cannot complete without having run.
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    state: frozenset(
+        {*_ORDER[place + 1 :], RunState.FAILED, RunState.CANCELED}
+        | ({RunState.QUEUED} if place else set())
+        | ({RunState.COMPLETED} if state in (RunState.RUNNING, RunState.FINALIZING) else set())
+    )
+    for place, state in enumerate(_ORDER)
+} | {state: frozenset() for state in FINAL}
+
+
+def check_transition(run_id: str, before: RunState, after: RunState) -> None:
+    """Raise RunError unless a run may change from ``before`` to ``after``."""
+    if after not in TRANSITIONS[before]:
+        allowed = ", ".join(sorted(state.value for state in TRANSITIONS[before])) or "none"
+        raise RunError(
+            f"run {run_id} cannot change from {before.value} to {after.value} (allowed: {allowed})"
+        )

@@ -1,0 +1,1 @@
+"""Targets: the places where runs are executed, one module each."""
