@@ -15,13 +15,13 @@ from farandole.errors import JobFailedError, RendezvousError, SettingsError, did
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
 COMMANDS = {
     "run": "start a program on N processes",
-    "predict": "a model's predictions for Parquet files",
-    "hosts": "check whether hosts can run a job together, and what joins them",
-    "env": "facts about this machine and what is installed, for a report",
-    "config": "every setting: flag, variable, default, meaning",
-    "timeline": "the timelines of several ranks as one",
-    "bench": "measure (from a clone of the project)",
-    "completion": "completion of this command for bash, zsh or fish",
+    "predict": "predict with a trained model for the rows of Parquet files",
+    "hosts": "check the hosts of a job and the network between them",
+    "env": "show facts about this machine and its installed packages, for a bug report",
+    "config": "list every setting: flag, variable, default, meaning",
+    "timeline": "merge the timelines of several ranks",
+    "bench": "run the benchmarks (from a clone of the project)",
+    "completion": "complete this command in bash, zsh or fish",
 }
 _LINES = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())
 HELP = f"""usage: {USAGE}
@@ -31,7 +31,7 @@ Start the same program on N processes. Commands:
 
 {_LINES}
 
-  -h, --help      show this text; after a command, that of the command
+  -h, --help      show this text; after a command, show the help of that command
   -v, --version   show the version
 
 example: farandole run -np 2 python train.py --epochs 3"""
@@ -102,8 +102,7 @@ def _unknown(first: str, arguments: Sequence[str]) -> str:
     if forgotten and not near:
         added = [] if first.startswith("-") else ["-np 2"] + ["python"] * first.endswith(".py")
         wanted = " ".join(["farandole run", *added, *arguments])
-        return f"the command stands first: {wanted}"
+        return f"the command must come first: {wanted}"
     return (
-        f"there is no command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole"
-        " --help"
+        f"unknown command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole --help"
     )

@@ -30,8 +30,7 @@ def _benchmarks() -> Any:
         import benchmarks.__main__ as found
     except ImportError as error:
         raise SettingsError(
-            f"the benchmarks cannot be imported ({error}): they are part of a clone, not of the"
-            " installed package. In a clone of the project: pip install -e '.[bench]' && farandole"
-            " bench"
+            f"the benchmarks cannot be imported ({error}): the installed package does not contain"
+            " them. In a clone of the project, run: pip install -e '.[bench]' && farandole bench"
         ) from error
     return found

@@ -31,9 +31,9 @@ def parser() -> Parser:
         prog="farandole completion",
         example="source <(farandole completion bash)",
         description=(
-            "A script with which the shell completes commands, options and values. In bash and zsh,"
-            " put the line below, with the shell's name, into ~/.bashrc or ~/.zshrc; in fish:"
-            " farandole completion fish > ~/.config/fish/completions/farandole.fish"
+            "Print a script that makes the shell complete commands, options and values. In bash"
+            " and zsh, add the line below, with the name of your shell, to ~/.bashrc or ~/.zshrc."
+            " In fish, run: farandole completion fish > ~/.config/fish/completions/farandole.fish"
         ),
     )
     made.add_argument(

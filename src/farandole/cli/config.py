@@ -16,7 +16,7 @@ def parser() -> Parser:
     return Parser(
         prog="farandole config",
         example="farandole config | grep timeline",
-        description="Every setting: flag, variable, Horovod's variable, default, meaning.",
+        description="List every setting: flag, variable, Horovod's variable, default, meaning.",
     )
 
 

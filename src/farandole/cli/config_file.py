@@ -32,12 +32,12 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
         where = f"{path}: {key}"
         if isinstance(value, dict):
             raise SettingsError(
-                f"{where}: sections are for horovodrun; options stand at the top level (np: 2)"
+                f"{where}: only horovodrun reads sections; write options at the top level (np: 2)"
             )
         action = known.get(str(key).replace("_", "-"))
         if action is None:
             near = did_you_mean(str(key).replace("_", "-"), known)
-            raise SettingsError(f"{where}: there is no option {str(key)!r}{near}")
+            raise SettingsError(f"{where}: unknown option {str(key)!r}{near}")
         if (
             value is not None
             and getattr(options, action.dest) is None
@@ -47,7 +47,9 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
             names = (*action.option_strings, action.dest.removeprefix("setting_"))
             options.from_file[action.dest] = config_file.ValueSource(where, names)
     if not given and all(dest in options.from_file for dest in PLACES):
-        raise SettingsError(f"{path}: {' and '.join(PLACES)} exclude each other: give one of them")
+        raise SettingsError(
+            f"{path}: {' and '.join(PLACES)} are mutually exclusive: give one of them"
+        )
 
 
 def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
@@ -62,6 +64,6 @@ def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
         return word
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise SettingsError(
-            f"{where}={value!r} must be text or a number, as it would stand after {flag}"
+            f"{where}={value!r} must be text or a number, as on the command line after {flag}"
         )
     return str(value)

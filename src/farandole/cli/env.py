@@ -64,11 +64,11 @@ def parser() -> Parser:
         prog="farandole env",
         example="farandole env > report.txt",
         description=(
-            "Facts about this machine and what is installed, for a report. Values of variables that"
-            " look like secrets are hidden."
+            "Print facts about this machine and its installed packages, for a bug report. Values"
+            " of variables that look like secrets are hidden."
         ),
     )
-    made.add_argument("--json", action="store_true", help="the same as JSON")
+    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 
@@ -139,7 +139,7 @@ def _versions() -> dict[str, str]:
             found[name] = str(metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
-    found.setdefault("farandole", "not installed: a source tree")
+    found.setdefault("farandole", "not installed: running from a source tree")
     missing = [name for name in FRAMEWORKS if name not in found and f"{name}-cpu" not in found]
     return {**found, "not installed": ", ".join(missing) or "(all frameworks are)"}
 
@@ -155,7 +155,7 @@ def _machine() -> dict[str, str]:
     memory = machine.memory()
     bound = machine.memory_limit()
     allowed = len(os.sched_getaffinity(0))
-    capped = f", limit of the control group {_size(bound)}" if bound < memory.total else ""
+    capped = f", control group limit {_size(bound)}" if bound < memory.total else ""
     return {
         "system": system,
         "kernel": f"{platform.release()} {platform.machine()}",
@@ -221,7 +221,7 @@ def _share_memory() -> str:
             socket.send_fds(caller, [b"x"], [memory])
             _, given, _, _ = socket.recv_fds(taker, 1, 1)
             if not given or os.fstat(given[0]).st_ino != os.fstat(memory).st_ino:
-                raise OSError("file descriptors do not pass a Unix socket")
+                raise OSError("a Unix socket does not pass file descriptors")
         finally:
             taker.close()
             for fd in (memory, *given):
@@ -266,10 +266,10 @@ def _limits() -> dict[str, str]:
     try:
         shm = shutil.disk_usage("/dev/shm")
         found["/dev/shm"] = (
-            f"{_size(shm.total)}, {_size(shm.free)} free (not needed: shared memory is anonymous)"
+            f"{_size(shm.total)}, {_size(shm.free)} free (not used: shared memory is anonymous)"
         )
     except OSError as error:
-        found["/dev/shm"] = f"none ({error}); not needed: shared memory is anonymous"
+        found["/dev/shm"] = f"none ({error}); not used: shared memory is anonymous"
     return found
 
 

@@ -40,15 +40,17 @@ def parser() -> Parser:
         prog="farandole hosts",
         example="farandole hosts -H gpu1:4,gpu2:4",
         description=(
-            "Checks whether these hosts can be reached by ssh and run a job together. Shows what"
-            " they have, and latency and bandwidth between each pair."
+            "Check that these hosts can be reached by ssh and can run a job together. Show their"
+            " hardware and software, and the latency and bandwidth between each pair."
         ),
     )
     made.add_argument("-H", "--hosts", metavar="H:N,...", help="the hosts, as for farandole run")
     made.add_argument(
-        "--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2"
+        "--hostfile",
+        metavar="FILE",
+        help="read the hosts from a file with lines like: host slots=2",
     )
-    made.add_argument("--json", action="store_true", help="the same as JSON")
+    made.add_argument("--json", action="store_true", help="print JSON")
     for setting in settings_of(Settings):
         if setting.name in SETTINGS:
             add_setting(made, setting)
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     if bool(options.hosts) == bool(options.hostfile):
         raise SettingsError(
-            "give the hosts by either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4"
+            "give the hosts with either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4"
         )
     listed = parse_hosts(options.hosts or read_hostfile(options.hostfile))
     found = check([host for host, _ in listed], settings_for({}, overrides(vars(options))))
@@ -155,7 +157,7 @@ def _gather(
             for host in hosts:
                 ended = sessions[host].ended()
                 if host not in found and host not in why and (late or ended is not None):
-                    why[host] = ended or f"it did not answer within {ANSWER:g} s"
+                    why[host] = ended or f"no answer within {ANSWER:g} s"
     if why:
         raise JobFailedError(failures({host: why[host] for host in hosts if host in why}))
     return found
@@ -230,7 +232,8 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
         kinds = {".".join(facts[host][name].split(".")[:2]) for host in facts}
         if len(kinds) > 1:
             lines.append(
-                f"{what} differs: functions and results may not be readable on another host"
+                f"{what} differs between hosts: functions and results may not unpickle on"
+                " another host"
             )
     absent = [host for host in facts if not facts[host]["numpy"]]
     if absent:

@@ -33,7 +33,7 @@ def ranks(cores: int, gpus: int, memory: int) -> Choice:
     fitting = max(1, memory // GIB)
     if fitting < wanted:
         return Choice(
-            fitting, f"{memory / GIB:.1f} GiB of memory are free, and a rank should have one"
+            fitting, f"{memory / GIB:.1f} GiB of memory are free, and each rank needs about one"
         )
     if cores <= FEW:
         return Choice(
@@ -42,7 +42,7 @@ def ranks(cores: int, gpus: int, memory: int) -> Choice:
         )
     return Choice(
         wanted,
-        f"{cores} usable cores, two for a rank: one computes while the other exchanges gradients",
+        f"{cores} usable cores, two per rank: one computes while the other exchanges gradients",
     )
 
 

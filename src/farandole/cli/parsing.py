@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         options, rest = self.parse_known_args(args, namespace)
         if rest:
             near = did_you_mean(rest[0], self._option_string_actions)
-            self.error(f"there is no option {rest[0]!r}{near}")
+            self.error(f"unknown option {rest[0]!r}{near}")
         check_values(self, options)
         return options
 
@@ -51,7 +51,7 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
         if text not in choices:
             near = did_you_mean(text, choices)
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not known; choose one of {', '.join(choices)}{near}"
+                f"{text!r} is not a valid choice; choose one of {', '.join(choices)}{near}"
             )
         return text
 

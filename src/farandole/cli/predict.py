@@ -28,8 +28,8 @@ def parser() -> Parser:
         prog="farandole predict",
         example=EXAMPLE,
         description=(
-            "Writes a model's predictions for all rows of Parquet files. Ended early and started"
-            " again, it goes on with the files that are missing."
+            "Write a model's predictions for all rows of Parquet files. A run that was"
+            " interrupted continues with the missing files when started again."
         ),
     )
     _add_files(result)
@@ -46,9 +46,9 @@ def _add_files(parser: Parser) -> None:
         required=True,
         metavar="FILE",
         help=(
-            "a file of torch (.pt), .keras or .onnx, the folder of a SavedModel, or"
-            " FILE.py:FUNCTION or MODULE:FUNCTION, a function on arrays, or one without arguments"
-            " that gives a model"
+            "a torch file (.pt), a .keras or .onnx file, a SavedModel folder, or FILE.py:FUNCTION"
+            " or MODULE:FUNCTION, a function of arrays or a function without arguments that"
+            " returns a model"
         ),
     )
     parser.add_argument(
@@ -59,7 +59,7 @@ def _add_files(parser: Parser) -> None:
         help="a file, folder or URL; repeatable",
     )
     parser.add_argument(
-        "--output", required=True, metavar="FOLDER", help="where files with predictions go"
+        "--output", required=True, metavar="FOLDER", help="folder for the files of predictions"
     )
     parser.add_argument(
         "-np",
@@ -76,23 +76,27 @@ def _add_files(parser: Parser) -> None:
 def _add_columns(parser: Parser) -> None:
     """Add the options for columns of the input and the output."""
     parser.add_argument(
-        "--columns", metavar="A,B", help="the model's inputs (the only column, or that of arrays)"
+        "--columns",
+        metavar="A,B",
+        help=(
+            "input columns of the model (default: the only column, or the only column of arrays)"
+        ),
     )
     parser.add_argument(
-        "--keep", metavar="A,B", help="columns of the input that are written, too (all)"
+        "--keep", metavar="A,B", help="input columns to copy to the output (default: all)"
     )
     parser.add_argument(
         "--output-columns",
         metavar="A,B",
-        help="names of the new column, or of a struct's fields (prediction)",
+        help="names of the new column, or of the fields of a struct (default: prediction)",
     )
     parser.add_argument(
         "--returns",
         metavar="TYPE",
-        help="of a prediction, as Spark writes it: float, array<float>, ...",
+        help="Spark type of the predictions: float, array<float>, ...",
     )
     parser.add_argument(
-        "--batch-size", type=int, metavar="ROWS", help="that the model gets at once (256)"
+        "--batch-size", type=int, metavar="ROWS", help="rows per call of the model (default: 256)"
     )
 
 
@@ -103,25 +107,33 @@ def _add_conversions(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="A=28,28",
-        help="of a column's rows; repeatable",
+        help="shape of a column's rows; repeatable",
     )
     parser.add_argument(
-        "--dtype", action="append", default=[], metavar="A=float32", help="of a column; repeatable"
+        "--dtype",
+        action="append",
+        default=[],
+        metavar="A=float32",
+        help="type of a column; repeatable",
     )
     parser.add_argument(
-        "--fill", action="append", default=[], metavar="A=0", help="the value for null; repeatable"
+        "--fill",
+        action="append",
+        default=[],
+        metavar="A=0",
+        help="value that replaces null in a column; repeatable",
     )
     parser.add_argument(
         "--decode",
         action="append",
         default=[],
         metavar="A=FILE.py:FUNCTION",
-        help="what makes an array of a row's bytes; repeatable",
+        help="decode the bytes of a column's rows as arrays; repeatable",
     )
     parser.add_argument(
         "--stack",
         action="store_true",
-        help="columns are numbers, and together one array for the model",
+        help="columns are numbers; stack them as one array for the model",
     )
 
 
@@ -131,28 +143,36 @@ def _add_running(parser: Parser) -> None:
         "--errors",
         type=one_of(("raise", "column")),
         choices=("raise", "column"),
-        help="rows that fail: one error, or null with the error in one more column (raise)",
+        help=(
+            "when a row fails: raise an error, or write null and the error in one more column"
+            " (default: raise)"
+        ),
     )
-    parser.add_argument("--key", metavar="A", help="the column that names a row in errors")
+    parser.add_argument("--key", metavar="A", help="column that identifies a row in errors")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="of each process (the cores shared out)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads per process (default: an equal share of the cores)",
     )
     parser.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda (a GPU for each process) or cuda:1 (cpu)"
+        "--device", metavar="NAME", help="cpu, cuda (one GPU per process) or cuda:1 (default: cpu)"
     )
     parser.add_argument(
         "--rows-per-file",
         type=int,
         metavar="N",
-        help="rows in a file of the output, at most (131072)",
-    )
-    parser.add_argument("--signature", metavar="NAME", help="of a SavedModel (serving_default)")
-    parser.add_argument(
-        "--trust-pickle", action="store_true", help="open model files that name code, which is run"
+        help="most rows per output file (default: 131072)",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="begin anew where the output is there"
+        "--signature", metavar="NAME", help="signature of the SavedModel (default: serving_default)"
     )
+    parser.add_argument(
+        "--trust-pickle",
+        action="store_true",
+        help="allow model files that contain code, and run that code",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -247,7 +267,7 @@ def _function(text: str) -> Any:
         source.endswith(".py") or all(map(str.isidentifier, source.split(".")))
     ):
         raise SettingsError(
-            f"{text!r} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION"
+            f"{text!r} does not name a function: write FILE.py:FUNCTION or MODULE:FUNCTION"
         )
     try:
         if source.endswith(".py"):

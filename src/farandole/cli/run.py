@@ -59,7 +59,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     """
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     made.set_defaults(from_file={})  # see config_file
-    add = made.add_argument_group("what runs where").add_argument
+    add = made.add_argument_group("processes and hosts").add_argument
     add(
         *_PROC,
         dest="np",
@@ -70,33 +70,47 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
         "-H",
         "--hosts",
         metavar="H:N,...",
-        help="where they run, with the number of places (default: this machine)",
+        help="hosts, each with its number of slots (default: this machine)",
     )
-    add("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
-    add("--launcher", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
+    add(
+        "--hostfile",
+        metavar="FILE",
+        help="read the hosts from a file with lines like: host slots=2",
+    )
+    add(
+        "--launcher",
+        metavar="NAME",
+        help=f"how processes are started: {', '.join(['auto', *launchers])}",
+    )
     add(
         "--config-file",
         metavar="FILE",
-        help="YAML file of these options by name (np: 2); those given here win",
+        help="YAML file of these options by name (np: 2); the command line has precedence",
     )
     add = made.add_argument_group("output").add_argument
     add(
         "--output-dir",
         metavar="DIR",
-        help="keep the output of each rank in DIR/rank.<number>/stdout and stderr",
+        help="write the output of each rank to DIR/rank.<number>/stdout and stderr",
     )
     add(
         "--show-ranks",
         metavar="N,...",
-        help="show what these ranks print (files and error reports have all)",
+        help="show the output of these ranks only (files and error reports cover all ranks)",
     )
     add(
         "--prefix-timestamp",
         action="store_true",
         default=None,
-        help="put the time in front of each line",
+        help="prefix each line with the time",
     )
-    add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        default=None,
+        help="log where each rank starts",
+    )
     add("-h", "--help", action="store_true", help="show this text")
     groups: dict[str, Any] = {}
     for setting in settings_of(Settings):
@@ -179,7 +193,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     from farandole.job.launch.plan import parse_hosts, read_hostfile
 
     if options.hosts and options.hostfile:
-        raise SettingsError("--hosts and --hostfile exclude each other: give one of them")
+        raise SettingsError("--hosts and --hostfile are mutually exclusive: give one of them")
     if options.hostfile:
         options.hosts = read_hostfile(options.hostfile)
     if "hosts" in options.from_file:
@@ -253,19 +267,18 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
 
     if options.np != "auto":
         if not re.fullmatch(r"-?\d+", options.np):
-            raise SettingsError(
-                f"-np {options.np!r} cannot be read: it must be a whole number >= 1, or auto"
-            )
+            raise SettingsError(f"-np {options.np!r} must be a whole number >= 1, or auto")
         return check_np(int(options.np))
     if launcher != "local" and options.hosts is None:
         raise SettingsError(
-            f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4"
+            f"-np auto counts this machine's cores only; with launcher {launcher!r}, give"
+            " a number: -np 4"
         )
     from farandole.cli import machine
 
     if options.hosts is not None:
         places = sum(count for _, count in parse_hosts(options.hosts))
-        chosen = machine.Choice(places, "the places of --hosts")
+        chosen = machine.Choice(places, "the slots of --hosts")
     else:
         chosen = machine.ranks(cores(), machine.visible_gpus(os.environ), machine.free_memory())
     sys.stderr.write(f"farandole: -np auto: {counted(chosen.np, 'rank')} ({chosen.why})\n")
@@ -291,7 +304,7 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
         name, equals, _ = word.partition("=")
         if name not in takes_value:
             raise SettingsError(
-                f"there is no flag {name!r}{_near(name, takes_value)}; see farandole run --help"
+                f"unknown option {name!r}{_near(name, takes_value)}; see farandole run --help"
             )
         flags.append(word)
         if takes_value[name] and not equals:
@@ -299,9 +312,7 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
                 raise SettingsError(f"{name} needs a value; see farandole run --help")
             flags.append(rest.pop(0))
         if name in _NAMED and flags[-1] in ("", f"{name}="):
-            raise SettingsError(
-                f"the value of {name} is empty: is it a variable of the shell that is not set?"
-            )
+            raise SettingsError(f"the value of {name} is empty: an unset shell variable?")
         if flags[-1] == f"{name}=--":  # argparse would return a list for it
             raise SettingsError(f"{name} needs a value; see farandole run --help")
     return flags, rest
@@ -309,7 +320,7 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
 
 def _near(name: str, known: Mapping[str, bool]) -> str:
     if name in _ENV:
-        return "; every rank has the variables of this shell: NAME=value farandole run ..."
+        return "; every rank inherits the variables of this shell: NAME=value farandole run ..."
     dashed = name.replace("_", "-")
     found = ELSEWHERE.get(dashed) or (dashed if dashed in known else None) or nearest(dashed, known)
     return f"; did you mean {found!r}?" if found else ""
@@ -329,11 +340,9 @@ def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
 
 def _without_np(command: Sequence[str]) -> str:
     if command and command[0][0] in LONG_DASHES:
-        return (
-            f"{command[0]!r} begins with a long dash, as texts have it; options begin with - or --"
-        )
+        return f"{command[0]!r} begins with a long dash; options begin with - or --"
     if command and (command[0].isdigit() or command[0] == "auto"):
-        return f"-np is missing in front of {command[0]}: farandole run -np {' '.join(command)}"
+        return f"-np is missing before {command[0]}: farandole run -np {' '.join(command)}"
     for place, word in enumerate(command):
         name, equals, value = word.partition("=")
         attached = re.fullmatch(_ATTACHED, word)
@@ -348,12 +357,13 @@ def _without_np(command: Sequence[str]) -> str:
             )
             rest = [*command[:place], *command[place + after :]]
             return (
-                f"{name} stands after the command, so it is an argument of {command[0]!r}. Options"
-                f" of farandole stand before: farandole run -np {number} {' '.join(rest)}"
+                f"{name} comes after the command, so it is an argument of {command[0]!r}. Put"
+                f" options of farandole before the command: farandole run -np {number}"
+                f" {' '.join(rest)}"
             )
     bare = command and command[0].endswith(".py") and not _runs(command[0])
     shown = " ".join(["python", *command] if bare else command) or "python train.py"
-    return f"-np is missing: how many processes? For example: farandole run -np 2 {shown}"
+    return f"-np (the number of processes) is missing. Example: farandole run -np 2 {shown}"
 
 
 def _runs(path: str) -> bool:
@@ -374,7 +384,7 @@ def check_command(command: Sequence[str]) -> None:
             there = [name for name in _listed(folder) if name.endswith(".py")]
             near = did_you_mean(os.path.basename(script), there)
             place = folder if os.path.isabs(script) else os.getcwd()
-            raise SettingsError(f"there is no file {script!r} in {place}{near}")
+            raise SettingsError(f"the file {script!r} does not exist in {place}{near}")
 
 
 def check_input(command: Sequence[str]) -> None:
@@ -387,53 +397,48 @@ def check_input(command: Sequence[str]) -> None:
         if not rest or re.fullmatch(r"-|/dev/stdin|/(dev|proc/self)/fd/\d+", rest[0]):
             place = rest[0] if rest and rest[0] != "-" else "standard input"
             raise SettingsError(
-                f"{' '.join(command)!r} would read the program from {place}, and ranks have nothing"
-                " there: their standard input is empty, and no open file goes to them. Write the"
-                " program to a file, or give it by python -c"
+                f"{' '.join(command)!r} would read its program from {place}, but the standard"
+                " input of ranks is empty and they inherit no open files. Write the program to a"
+                " file, or pass it with python -c"
             )
 
 
 def _not_found(program: str, rest: Sequence[str]) -> str:
     line = " ".join([program, *rest])
     if not program:
-        return (
-            "the first word of the command is empty: is it a variable of the shell that is not set?"
-        )
+        return "the first word of the command is empty: an unset shell variable?"
     if os.path.isdir(program):
         return f"{program!r} is a folder, not a program"
     if " " in program:
         return (
-            f"there is no program {program!r}; a command stands without quotes: farandole run -np N"
-            f" {line}"
+            f"the program {program!r} does not exist; write the command without quotes: farandole"
+            f" run -np N {line}"
         )
     if program.endswith(".py"):
-        return f"a script needs its interpreter in front: farandole run -np N python {line}"
+        return f"a script needs its interpreter: farandole run -np N python {line}"
     if os.path.isfile(program):
         path = program if os.path.dirname(program) else f"./{program}"
         if os.access(program, os.X_OK):
             return (
-                f"{program!r} is a file in this folder, which programs are not looked for in: write"
-                f" {path}"
+                f"the program {program!r} is in this folder, which is not on the PATH: write {path}"
             )
         return (
-            f"{program!r} is a file that cannot be executed; chmod +x {program}, or put its"
-            " interpreter in front"
+            f"{program!r} is not executable; run chmod +x {program}, or write its interpreter"
+            " before it"
         )
     if program in _SHELL:
-        return (
-            f"{program!r} is a word of the shell, not a program: farandole run -np N bash -c '...'"
-        )
+        return f"{program!r} is a shell builtin, not a program: farandole run -np N bash -c '...'"
     if re.match(r"[A-Za-z_]\w*=", program):
         return (
-            f"a variable stands in front of farandole, and every rank has it: {program} farandole"
+            f"set a variable before farandole, and every rank inherits it: {program} farandole"
             " run ..."
         )
     if program[0] in LONG_DASHES:
-        return f"{program!r} begins with a long dash, as texts have it; options begin with - or --"
+        return f"{program!r} begins with a long dash; options begin with - or --"
     if program in ("True", "False"):
-        return f"there is no program {program!r}: options like --verbose take no value"
+        return f"the program {program!r} does not exist: options like --verbose take no value"
     on_path = {name for folder in os.get_exec_path() for name in _listed(folder)}
-    return f"there is no program {program!r}{did_you_mean(program, sorted(on_path))}"
+    return f"the program {program!r} does not exist{did_you_mean(program, sorted(on_path))}"
 
 
 def _listed(folder: str) -> list[str]:

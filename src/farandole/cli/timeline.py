@@ -13,20 +13,20 @@ EXAMPLE = "farandole timeline merge trace.json trace.json.rank1 -o merged.json"
 def parser() -> Parser:
     found = Parser(
         prog="farandole timeline",
-        description="Merge the timelines that ranks wrote.",
+        description="Merge the timelines of several ranks.",
         example=EXAMPLE,
     )
     found.add_argument(
         "action",
         type=one_of(("merge",)),
         choices=("merge",),
-        help="merge: several files become one, for chrome://tracing",
+        help="merge: combine several files into one, for chrome://tracing",
     )
     found.add_argument(
-        "files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ..."
+        "files", nargs="+", metavar="FILE", help="timelines of the ranks: FILE, FILE.rank1, ..."
     )
     found.add_argument(
-        "-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes"
+        "-o", "--output", required=True, metavar="OUT", help="file for the merged timeline"
     )
     return found
 
