@@ -160,7 +160,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
             "--hosts is about the wire: farandole bench allreduce --hosts 2",
         ),
         (["step", "--only", "ps"], "--only is about strategies and codecs"),
-        (["strategies", "--only", "nonsense"], "--only=nonsense: there is no codec 'nonsense'"),
+        (["strategies", "--only", "nonsense"], "--only=nonsense: unknown codec 'nonsense'"),
         (
             ["learning", "--data", "/no/such/folder"],
             "--data=/no/such/folder is for learning alone, and names a folder",

@@ -52,8 +52,8 @@ def main() -> int:
     here = registry.load("launcher", connection.launcher)().placement(os.environ)
     if here is None:
         sys.stderr.write(
-            "farandole.job.worker: nothing in the environment says which rank of a"
-            f" {connection.launcher} job this is\n"
+            "farandole.job.worker: the environment does not define the rank of this process in"
+            f" its {connection.launcher} job\n"
         )
         return 2
     rank = here.rank
@@ -172,13 +172,13 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
         if getattr(error, "errno", 0) == errno.ENOEXEC:
             text += (
-                "; it is no program for this processor, and no script whose first line names what"
-                " runs it (#!/bin/sh)"
+                "; it is not a program for this processor, or a script without a line like"
+                " #!/bin/sh"
             )
     for number in _RESTORED:
         signal.signal(number, signal.SIG_IGN)  # ignore them again while reporting
     if command[0].endswith(".py"):
-        text += f"; a script needs its interpreter in front: python {command[0]}"
+        text += f"; a script needs its interpreter: python {command[0]}"
     _report(client, rank, text)
     return code
 
@@ -193,13 +193,10 @@ def _not_found(program: str) -> str:
             if line.startswith(b"#!"):
                 what = repr(line[2:].decode(errors="replace").strip(" "))
                 what += (
-                    ": the file has line ends of Windows, and needs those of Unix"
+                    ": the file has Windows line endings; convert it to Unix line endings"
                     * line.endswith(b"\r")
                 )
-                return (
-                    f"the command {program!r} is a script, and what its first line names is not"
-                    f" here: {what}"
-                )
+                return f"the command {program!r} is a script whose interpreter is missing: {what}"
     return f"the command {program!r} was not found"
 
 

@@ -184,7 +184,7 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ),
         (
             {"FARANDOLE_CODEC": "topq:0.1"},
-            "FARANDOLE_CODEC='topq:0.1': there is no codec 'topq' (known: fp16, bf16, int8,",
+            "FARANDOLE_CODEC='topq:0.1': unknown codec 'topq' (known: fp16, bf16, int8,",
         ),
         (
             {"FARANDOLE_NCCL": "yes"},

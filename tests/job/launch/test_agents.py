@@ -156,8 +156,8 @@ def test_a_driver_that_is_silent_is_given_up_when_a_lost_host_is(
 def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     lo, eth0 = Interface("lo", "127.0.0.1", 8, 0, True), Interface("eth0", "10.0.0.2", 24, 0, False)
     for found, says in (
-        ([lo], "it has no address by which driver and ranks"),
-        ([lo, eth0], r"reaches none of .* \(10\.0\.0\.1:7\): a firewall"),
+        ([lo], "no address"),
+        ([lo, eth0], r"\(10\.0\.0\.1:7\).*--network-interfaces"),
     ):
         monkeypatch.setattr(contact, "interfaces", lambda found=found: found)
         assert re.search(says, contact.no_contact(["10.0.0.1:7"]))
@@ -293,4 +293,4 @@ class TestPackages:
             address = f"127.0.0.1:{closed.getsockname()[1]}"
         assert boot.begin({"wanted": {"farandole": "another"}, "packages": [address]}) == 1
         there = Path(boot.__file__).parents[3]
-        assert mentions(capsys.readouterr().err, "driver's Farandole", str(there))
+        assert mentions(capsys.readouterr().err, "driver's", str(there))

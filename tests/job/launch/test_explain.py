@@ -82,13 +82,9 @@ def test_hosts_that_fall_silent_together() -> None:
     ]
     verdict = explain(events, ["alpha", "beta", "gamma", "delta"])
     assert verdict is not None
-    assert verdict.message.splitlines()[1:] == [
-        (
-            "Rank 0 on alpha was lost at the same time: look for what the hosts have in common,"
-            " such as a switch, or the network of the driver's machine."
-        ),
-        "Rank 3 failed only in consequence.",
-    ]
+    _, together, after = verdict.message.splitlines()
+    assert mentions(together, "Rank 0 on alpha", "same time")
+    assert after.startswith("Rank 3 ")
 
 
 class TestExplain:
@@ -98,7 +94,7 @@ class TestExplain:
 
     @pytest.mark.parametrize(
         ("module", "cure"),
-        [("farandole", f"That of this command is {sys.executable}"), ("horovod", "./compat")],
+        [("farandole", sys.executable), ("horovod", "./compat")],
     )
     def test_a_python_that_lacks_us(self, module: str, cure: str) -> None:
         """A newcomer's first mistake: the environment of ``farandole`` is not the one of
@@ -124,7 +120,7 @@ class TestExplain:
         assert (verdict.rank, verdict.patience, verdict.exit_code) == (2, 0.0, 1)
         assert (
             verdict.message == "Rank 2 on beta failed: ValueError: boom (exited with code 1)\n"
-            "Traceback ...\nValueError: boom\nRank 0 failed only in consequence."
+            "Traceback ...\nValueError: boom\nRank 0 failed as a consequence."
         )
         assert verdict.traceback == ERROR.traceback
 
@@ -159,7 +155,7 @@ class TestExplain:
         assert verdict is not None
         assert (verdict.rank, verdict.traceback) == (-1, "T1")
         assert verdict.patience > 0, "the driver may see how it ended"
-        assert verdict.message == f"P{text[1:]}.\nRanks 0, 2 failed only in consequence."
+        assert verdict.message == f"P{text[1:]}.\nRanks 0, 2 failed as a consequence."
 
     def test_a_signal(self) -> None:
         verdict = explain([Event(3, outcome=VICTIM), Event(1, code=-9)], HOSTS)
@@ -184,7 +180,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == 1
         assert verdict.message.endswith(
-            "ValueError: boom\nRank 0 had lost another rank before exiting with a code."
+            "ValueError: boom\nRank 0 lost another rank before exiting with a code."
         )
         assert verdict.apart == (0,), "it may have printed more than a victim's traceback"
         verdict = explain([caught, Event(0, code=1), Event(1, code=0)], HOSTS[:2])
@@ -207,7 +203,7 @@ class TestExplain:
         assert (
             verdict.message
             == "Rank 1 on alpha exited with code 1\nIts last lines on stderr:\nValueError: boom\n"
-            "Rank 0 had lost another rank before exiting with a code."
+            "Rank 0 lost another rank before exiting with a code."
         )
         assert (verdict.rank, verdict.apart, verdict.patience) == (1, (0,), 0.0)
 
@@ -225,7 +221,7 @@ class TestExplain:
         verdict = explain([*events, Event(1, code=0)], HOSTS[:2])
         assert verdict is not None
         assert (verdict.rank, verdict.patience) == (0, 0.0)
-        assert verdict.message.endswith("ValueError: boom\nRank 1 had finished before.")
+        assert verdict.message.endswith("ValueError: boom\nRank 1 had finished earlier.")
         stalled = explain([Event(0, outcome=own._replace(kind="StalledError"))], HOSTS[:2])
         assert stalled is not None
         assert stalled.patience == 0, "it ended the job"
@@ -262,7 +258,7 @@ class TestExplain:
         assert verdict.patience == 3.0
         assert verdict.rank == 1, "the one that was lost"
         assert mentions(verdict.message, "rank 1 on alpha")
-        assert "(exec, before which hvd.shutdown() leaves the job)" in verdict.message
+        assert mentions(verdict.message, "exec", "hvd.shutdown()")
 
     def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
         """No cause is to come but what ended with that; unless that rank had lost another one
@@ -294,8 +290,7 @@ class TestExplain:
         assert verdict is not None
         assert (verdict.rank, verdict.exit_code, verdict.patience) == (1, 1, 0.0)
         assert (
-            "Rank 1 on alpha finished (exit code 0) while ranks 0, 2, 3 still waited"
-            in verdict.message
+            "Rank 1 on alpha finished (exit code 0) while ranks 0, 2, 3 waited" in verdict.message
         )
 
     def test_a_rank_that_is_about_to_finish(self) -> None:
@@ -311,9 +306,9 @@ class TestExplain:
         verdict = explain(events, HOSTS[:2])
         assert verdict is not None
         assert verdict.rank == -1
-        assert verdict.message.startswith(
-            "Ranks 0, 1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went"
-        )
+        first, second = verdict.message.splitlines()
+        assert mentions(first, "Ranks 0, 1", "cause")
+        assert mentions(second, "Rank 0", "rank 1 went away")
 
     def test_a_connection_that_was_cut_between_two_hosts_is_named(self) -> None:
         """Of ranks of one host that lost each other, nobody knows why."""
@@ -328,10 +323,9 @@ class TestExplain:
         verdict = explain(events, ["a", "a", "b"])
         assert verdict is not None
         assert verdict.rank == -1
-        assert verdict.message.startswith(
-            "The connection between b and a was cut: rank 2 and rank 0 reach the driver, but have"
-            " lost each other. Firewalls and routers do that.\nRank 2"
-        )
+        first, second = verdict.message.splitlines()
+        assert mentions(first, "between b and a", "rank 2", "rank 0", "connection")
+        assert second.startswith("Rank 2 ")
         verdict = explain(events, ["a", "a", "a"])
         assert verdict is not None
         assert mentions(verdict.message, "Ranks 0-2", "cause")
@@ -352,10 +346,9 @@ class TestExplain:
         )
         assert verdict is not None
         assert verdict.rank == -1
-        assert verdict.message.startswith(
-            "The network between a and b was lost: rank 0 and rank 2 reach the driver, but not each"
-            " other.\nRank 0"
-        )
+        first, second = verdict.message.splitlines()
+        assert mentions(first, "between a and b", "rank 0", "rank 2", "network")
+        assert second.startswith("Rank 0 ")
 
     def test_one_victim_alone(self) -> None:
         """It lost somebody, not 'each other'."""
@@ -364,7 +357,7 @@ class TestExplain:
             verdict = explain([Event(rank, outcome=outcome)], HOSTS)
             assert verdict is not None
             assert verdict.message.startswith(
-                f"Rank {rank} on {HOSTS[rank]} lost the connection to {whom}, and no cause"
+                f"Rank {rank} on {HOSTS[rank]} lost the connection to {whom}"
             )
 
     def test_a_victims_traceback_is_the_line_of_the_program(self) -> None:

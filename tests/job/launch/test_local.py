@@ -250,7 +250,7 @@ def test_what_hides_does_not_outlive_a_reaper_that_was_killed(jobs: Marked, igno
 
 
 def test_other_hosts_are_not_ours() -> None:
-    with pytest.raises(SettingsError, match=mentioning("'elsewhere'", "name")):
+    with pytest.raises(SettingsError, match=mentioning("'elsewhere'", "localhost")):
         LocalLauncher().allocate(JobRequest(2, hosts="elsewhere:2"))
 
 

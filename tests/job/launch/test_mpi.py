@@ -192,7 +192,7 @@ class TestOptions:
         assert mpi.options(version, JobRequest(3, hosts="b:1,a:2"), {}) == ["-n", "3", *hosts]
 
     def test_another_mpirun_is_refused(self) -> None:
-        with pytest.raises(SettingsError, match="mpirun --version says 'LAM 7'"):
+        with pytest.raises(SettingsError, match=mentioning("mpirun --version", "'LAM 7'")):
             mpi.options("LAM 7", JobRequest(4), {})
 
     def test_more_ranks_than_places(self) -> None:

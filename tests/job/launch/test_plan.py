@@ -148,7 +148,7 @@ def test_an_ipv6_address_without_brackets_may_end_anywhere(host: str) -> None:
             "one:2\n",
             (("hosts:1", "'one:2'", "slots=2")),
         ),
-        ("# nobody\n", "host"),
+        ("# comment\n", "hosts"),
         (None, "read"),
     ],
 )

@@ -85,7 +85,7 @@ class TestOutcome:
 
         outcome = Outcome.of(raised(Faulty()))
         assert (outcome.status, outcome.kind) == ("error", "Faulty")
-        assert outcome.message == "<its text cannot be made: KeyError in Faulty.__str__>"
+        assert outcome.message == "<no text: KeyError in Faulty.__str__>"
 
     def test_travels_as_bytes(self) -> None:
         assert Outcome.from_bytes(VICTIM.to_bytes()) == VICTIM

@@ -18,11 +18,11 @@ async def asynchronous() -> int:
     [
         (
             asynchronous,
-            "the result of 'f': it is a coroutine, of which nothing has run: call asyncio.run",
+            "the result of 'f': it is a coroutine",
         ),
         (
             lambda: (n for n in range(3)),
-            "the result of 'f': it is a generator, which yields its values in its own",
+            "the result of 'f': it is a generator",
         ),
         (
             lambda: {"rows": [(n for n in range(3))]},

@@ -356,7 +356,7 @@ def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("nosuch", "there is no codec 'nosuch' (known: fp16, bf16,"),
+        ("nosuch", "unknown codec 'nosuch' (known: fp16, bf16,"),
         ("onebits", "did you mean"),
         ("topk:2", "more than 0 and at most 1"),
         ("topk:0", "more than 0 and at most 1"),

@@ -66,8 +66,7 @@ def read(path: str, *, holds: str) -> dict[Any, Any]:
     if twice is not None:
         line = twice.start_mark.line + 1
         raise SettingsError(
-            f"{path}: {twice.value}: it stands there twice, again in line {line}: remove one of"
-            " them"
+            f"{path}: {twice.value}: duplicate key, repeated in line {line}: remove one of them"
         )
     if content is None:
         return {}

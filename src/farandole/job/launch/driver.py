@@ -106,8 +106,8 @@ def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
         data = store.pop(keys.result(slot.rank))
         if data is None:
             raise JobFailedError(
-                f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned "
-                "(it called os._exit, or was replaced by another program)",
+                f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned"
+                " (os._exit or exec)",
                 rank=slot.rank,
                 host=slot.host,
             )
@@ -115,7 +115,7 @@ def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
             results.append(pickling.unpack(data))
         except Exception as error:  # the classes in it may raise any error
             raise JobFailedError(
-                f"the result of rank {slot.rank} on {slot.host} cannot be read here:"
+                f"the result of rank {slot.rank} on {slot.host} cannot be unpickled here:"
                 f" {type(error).__name__}: {error}; return plain data (numbers, arrays,"
                 " state_dicts)",
                 rank=slot.rank,

@@ -47,9 +47,8 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
         if name not in adjustable:
             near = did_you_mean(name, adjustable)
             raise SettingsError(
-                f"there is no setting {name!r}{near} (np= is the number of processes; what the"
-                " function takes goes into args=() or kwargs={}; settings:"
-                f" {', '.join(adjustable)})"
+                f"unknown setting {name!r}{near} (np= is the number of processes; pass arguments"
+                f" of the function in args=() or kwargs={{}}; settings: {', '.join(adjustable)})"
             )
         kind = adjustable[name].kind
         wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
@@ -67,13 +66,12 @@ def check_env(env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise SettingsError(
-                f"env[{name!r}]={value!r} must be text: environment variables have no other type;"
-                " use str(...)"
+                f"env[{name!r}]={value!r} must be text, as all environment variables: use str(...)"
             )
         if not name or "=" in name or "\0" in name + value:
             raise SettingsError(
-                f"env[{name!r}]={value!r} cannot be an environment variable: no '=' or NUL in the"
-                " name"
+                f"env[{name!r}]={value!r} is not a valid environment variable: names must not"
+                " contain '=' or NUL"
             )
 
 
@@ -82,13 +80,13 @@ def check_call(function: Any, args: Any, kwargs: Any) -> Call:
     if not callable(function):
         raise SettingsError(
             f"the first argument must be a function, not {function!r}; pass the function itself"
-            " (train, not train()), and its arguments beside it: in args= and kwargs=, or for"
-            " HorovodRunner.run by name"
+            " (train, not train()) and its arguments in args= and kwargs= (by name to"
+            " HorovodRunner.run)"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise SettingsError(
-            f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,); for"
-            " processes: np=2"
+            f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,);"
+            " for two processes: np=2"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SettingsError(f"kwargs={kwargs!r} must be a dict of arguments by name")
@@ -105,7 +103,7 @@ def ranks_of(text: str, np: int) -> tuple[int, ...]:
         first, _, last = item.strip().partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-            raise SettingsError(f"--show-ranks={text!r} cannot be read: it must be like 0 or 0,2-3")
+            raise SettingsError(f"--show-ranks={text!r} must be like 0 or 0,2-3")
         check_ranks([int(last)], np)
         found += range(int(first), int(last) + 1)
     return tuple(found)
@@ -121,5 +119,7 @@ def check_ranks(ranks: Any, np: int) -> tuple[int, ...]:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < np
     ]
     if wrong:
-        raise SettingsError(f"show_ranks: {wrong[0]!r} is no rank of a job of {np} (0 to {np - 1})")
+        raise SettingsError(
+            f"show_ranks: {wrong[0]!r} is not a rank of a job of {np} (0 to {np - 1})"
+        )
     return tuple(ranks)

@@ -63,46 +63,46 @@ MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"
 # is the pattern's group.
 CAUSES: tuple[tuple[str, str], ...] = (
     # This pattern must precede ssh's messages about the jump host.
-    (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),
+    (JUMP, "the jump host (or ProxyCommand) failed: {line}"),
     (
         EARLY,
         (
-            "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd"
-            " there), or it lets this address in no more (fail2ban, hosts.deny)"
+            "it closed the connection before the login ({line}): too many logins start at once"
+            " (MaxStartups of sshd), or it blocks this address (fail2ban, hosts.deny)"
         ),
     ),
     (
         r"Could not resolve hostname",
-        "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or ~/.ssh/config",
+        "unknown host name: check its spelling, DNS, /etc/hosts or ~/.ssh/config",
     ),
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         (
-            "its host key is not the one that is known: if it was set up anew, "
-            "ssh-keygen -R {host} and then ssh {login}; if not, somebody may be in between"
+            "its host key has changed: if it was reinstalled, run ssh-keygen -R {host} and then"
+            " ssh {login}; otherwise the connection may be intercepted"
         ),
     ),
     (
         r"Host key verification failed|No \S+ host key is known",
-        "its host key is not known here: connect once by hand (ssh {login}) and confirm it",
+        "its host key is unknown here: connect once by hand (ssh {login}) and confirm it",
     ),
     (
         r"Permission denied \(([^)]*)\)",
         (
-            "it does not accept our key (it takes: {0}): ssh-copy-id {login}, or "
-            "--ssh-identity-file, or load the key into ssh-agent"
+            "it does not accept our key (it accepts: {0}): run ssh-copy-id {login}, name another"
+            " key with --ssh-identity-file, or load the key into ssh-agent"
         ),
     ),
     (
         r"Too many authentication failures",
         (
-            "ssh-agent has too many keys for it: name the right one by "
-            "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"
+            "ssh-agent offers too many keys: name the right one with --ssh-identity-file, and add"
+            " --ssh-options '-o IdentitiesOnly=yes'"
         ),
     ),
     (
         r"connect to host (\S+) port (\d+): Connection refused",
-        "nothing listens on port {1}: start sshd there, or name its port by --ssh-port",
+        "port {1} refuses connections: start sshd there, or name its port with --ssh-port",
     ),
     (
         r"connect to host (fe[89ab]\S*) port \d+: Invalid argument",
@@ -112,29 +112,29 @@ CAUSES: tuple[tuple[str, str], ...] = (
         r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to"
         r" host|Network is "
         r"unreachable)",
-        "it does not answer on port {1} ({2}): it is down, or a firewall stands between",
+        "no answer on port {1} ({2}): the host is down, or a firewall blocks the port",
     ),
     (
         r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
         (
-            "it takes connections for ssh, and then says nothing: sshd there hangs, the host has no"
-            " memory or time left, or a firewall holds the rest back"
+            "it accepts connections for ssh but does not answer: sshd hangs, the host is"
+            " overloaded, or a firewall drops packets"
         ),
     ),
     (
         r"Timeout, server \S+ not responding",
-        "it does not answer any more: it is down, or the network between",
+        "it no longer answers: the host or the network is down",
     ),
     (
         r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
-        "it closed the connection: sshd, or the host, was stopped",
+        "it closed the connection: sshd or the host was stopped",
     ),
     (
         (
             r"Can't open user config file (\S+):|Bad configuration option|unknown option|Bad"
             r" (number|owner)|keyword"
         ),
-        "ssh does not take its options: {line}",
+        "ssh rejects its options: {line}",
     ),
 )
 
@@ -147,7 +147,7 @@ def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
         more = shlex.split(settings.ssh_options)
     except ValueError as error:
         raise SettingsError(
-            f"--ssh-options={settings.ssh_options!r} cannot be taken apart into words: {error}"
+            f"--ssh-options={settings.ssh_options!r} cannot be split into words: {error}"
         ) from error
     port = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
     identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
@@ -188,7 +188,7 @@ def reason(host: str, code: int, output: str) -> str:
     ]
     absent = re.search(r"Identity file (\S+) not accessible", output)
     if absent:
-        return f"there is no file {absent[1]} (--ssh-identity-file)"
+        return f"the file {absent[1]} does not exist (--ssh-identity-file)"
     old = next((line for line in lines if line.startswith(OLD)), "")
     if old:
         return old
@@ -196,7 +196,7 @@ def reason(host: str, code: int, output: str) -> str:
     if fatal:
         return _no_start(fatal[1], output)
     if code < 0:
-        return f"the process for it on this machine was ended by {signal.Signals(-code).name}"
+        return f"its ssh process on this machine was ended by {signal.Signals(-code).name}"
     if code == NO_PYTHON:
         return _not_found(lines[-1] if lines else "")
     if code == SSH:
@@ -217,11 +217,11 @@ def reason(host: str, code: int, output: str) -> str:
     mangled = re.search(MANGLED, output)
     if mangled:
         return (
-            f"our program did not arrive there as it was sent (it got {mangled[1]} first): a"
-            " startup file of the shell there (~/.bashrc) reads from stdin, or ssh's configuration"
-            " takes it away (StdinNull, ssh -n)"
+            f"our program did not arrive intact (it received {mangled[1]} first): a startup file"
+            " of its shell (~/.bashrc) reads from stdin, or ssh's configuration disables stdin"
+            " (StdinNull, ssh -n)"
         )
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "no output"
     return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
 
 
@@ -229,14 +229,14 @@ def _not_found(last: str) -> str:
     """Return which program the remote shell did not find; ``last`` is the shell's message."""
     if last and "python" not in last:
         return (
-            "a program was not found there, before ours began: a startup file of the shell there"
-            f" (~/.bashrc) runs one that is missing, or takes PATH away; it said: {last}"
+            "the remote shell did not find a program before ours started: a startup file"
+            f" (~/.bashrc) runs a missing program, or clears PATH; its message: {last}"
         )
     no = (
         "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login"
         " without a terminal"
     )
-    return f"{no}; it said: {last}" if last else no
+    return f"{no}; its message: {last}" if last else no
 
 
 def _no_start(fatal: str, output: str) -> str:
@@ -249,7 +249,7 @@ def _no_start(fatal: str, output: str) -> str:
     if not settings and "encodings" in output:
         settings = "PYTHONHOME or PYTHONPATH"
     cure = (
-        f"; {settings} is set there, perhaps by ~/.bashrc, and is for another Python: unset it"
+        f"; {settings} is set there, perhaps by ~/.bashrc, for a different Python: unset it"
         if settings
         else ""
     )
@@ -264,9 +264,9 @@ def no_answer(noise: str, code: int = 0) -> str:
     printed = f"; it printed: {noise}" if noise else ""
     status = f" with status {code}" if code else ""
     return (
-        f"it ended the session{status} before our program began: a startup file of the shell there"
-        " (~/.bashrc) ends it, the user has no shell (/bin/false), or ssh's configuration has it"
-        f" run in the background (ForkAfterAuthentication, StdinNull){printed}"
+        f"it ended the session{status} before our program started: a startup file of its shell"
+        " (~/.bashrc) exits, the user has no login shell (/bin/false), or ssh's configuration"
+        f" runs it in the background (ForkAfterAuthentication, StdinNull){printed}"
     )
 
 
@@ -328,8 +328,8 @@ class SshSession:
             )
         except OSError as error:
             raise SettingsError(
-                f"{self._argv[0]} cannot be started on this machine ({error}): install OpenSSH's"
-                " client (openssh-client)"
+                f"{self._argv[0]} cannot be started on this machine ({error}): install the"
+                " OpenSSH client (openssh-client)"
             ) from error
         self._threads = [
             threading.Thread(target=target, name=f"farandole-ssh-{self.host}", daemon=True)
@@ -423,14 +423,14 @@ class SshSession:
         if why is not None:
             return why or "its program has ended"
         if self._begun:
-            return "its program began, but did not report to the driver"
+            return "its program started, but did not report to the driver"
         if re.search(DROPPED, self._output):
             return reason(self.host, SSH, self._output)
         printed = f"; it printed: {self._noise}" if self._noise else ""
         return (
-            "our program has not begun there: a startup file of the shell there (~/.bashrc) waits"
-            f" for something, or ssh runs no command (SessionType, ssh -N); does `ssh {self.host}"
-            f" true` come back at once?{printed}"
+            "our program has not started there: a startup file of its shell (~/.bashrc) blocks,"
+            f" or ssh runs no command (SessionType, ssh -N); check that `ssh {self.host} true`"
+            f" returns at once{printed}"
         )
 
     def close(self, deadline: float) -> bool:

@@ -151,7 +151,7 @@ class Console:
             self.broken = True
         except (OSError, ValueError) as error:
             self.muted = True
-            logger.warning("output cannot be shown any more: %s; the job goes on", error)
+            logger.warning("output can no longer be shown: %s; the job continues", error)
 
 
 def _prefixed(prefix: str, text: str) -> str:
@@ -209,13 +209,11 @@ class OutputFiles:
         if not claimed(self._claim):
             self._directory = new_folder(directory, time.time())
             self.notes.append(
-                f"another job writes to {directory} now; the output of this one is in"
+                f"another job is writing to {directory}; the output of this one is in"
                 f" {self._directory}"
             )
         elif moved := put_aside(directory):
-            self.notes.append(
-                f"{directory} held the output of an older run, which is in {moved} now"
-            )
+            self.notes.append(f"{directory} held the output of an older run, now in {moved}")
 
     def add(self, rank: int, name: str) -> None:
         """Add the files of a process that is not a rank."""
@@ -236,7 +234,7 @@ class OutputFiles:
                 self.close()
                 raise SettingsError(
                     f"--output-dir={self._directory!r} cannot be used: {error.strerror}"
-                    f" ({error.filename}); it must be a directory that can be made and written"
+                    f" ({error.filename}); name a writable directory"
                 ) from error
             self._warn(error)
 
@@ -263,7 +261,7 @@ class OutputFiles:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "output under %s is incomplete from here on: %s; the job goes on",
+                "output under %s is incomplete from here on: %s; the job continues",
                 self._directory,
                 error.strerror,
             )

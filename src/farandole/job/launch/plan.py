@@ -40,8 +40,8 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
         found = re.fullmatch(_HOSTS, item.strip())
         if found is None:
             raise SettingsError(
-                "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
-                f"This cannot be read: {item!r}{_hint(item.strip())}"
+                "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."
+                f" Invalid item: {item!r}{_hint(item.strip())}"
             )
         host = found["user"] + found["host"].strip("[]")
         slots[host] = slots.get(host, 0) + int(found["count"])
@@ -69,7 +69,7 @@ def read_hostfile(path: str) -> str:
         if found is None:
             hint = _hint(line.split()[0])
             raise SettingsError(
-                f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>{hint}"
+                f"{path}:{number}: {line!r} is not a valid line; write: <host> slots=<n>{hint}"
             )
         counts = {
             name.replace("-", "_"): int(count)
@@ -78,30 +78,26 @@ def read_hostfile(path: str) -> str:
         slots = counts.get("slots", 1)
         if slots > counts.get("max_slots", slots):
             raise SettingsError(
-                f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of"
-                " them fit"
+                f"{path}:{number}: {line!r}: slots exceed max_slots; change one of them"
             )
         hosts.append(_place(found["user"] + found["host"].strip("[]"), slots))
     if not hosts:
-        raise SettingsError(f"--hostfile {path!r} names no host")
+        raise SettingsError(f"--hostfile {path!r} lists no hosts")
     return ",".join(hosts)
 
 
 def _hint(host: str) -> str:
     """Return the cure for an invalid host, if it is known."""
     if host.startswith("@"):
-        return (
-            "; the name of the user in front of @ is empty: is it a variable of the shell that is"
-            " not set?"
-        )
+        return "; the user name before @ is empty: an unset shell variable?"
     named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
     if named:  # the syntax of MPICH's mpirun -machinefile
         return (
-            f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config"
-            " or --ssh-port"
+            f"; write slots as {named[1]} slots={named[4]}, and the port in ~/.ssh/config or"
+            " --ssh-port"
         )
     if re.fullmatch(rf"([\w.-]+@)?{_IPV6}", host):
-        return "; an IPv6 address stands in brackets: [fd00::1]:2"
+        return "; put an IPv6 address in brackets: [fd00::1]:2"
     return ""
 
 

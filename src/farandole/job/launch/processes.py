@@ -26,10 +26,10 @@ MARK = "FARANDOLE_REAPER"  # environment variable that identifies processes whos
 COMMAND = 100  # characters of a command line to show
 STATES = {
     "R": "computes",
-    "S": "waits (for input, a lock, the network or a clock)",
-    "D": "waits for a disk or a file system",
-    "T": "was stopped by a signal (SIGCONT lets it go on)",
-    "t": "is held by a debugger",
+    "S": "is waiting (for input, a lock, the network or a timer)",
+    "D": "is waiting for a disk or a file system",
+    "T": "is stopped by a signal (SIGCONT resumes it)",
+    "t": "is stopped by a debugger",
     "Z": "has ended",
 }
 PATIENCE = 1.0  # seconds for an idle reaper to exit
@@ -66,7 +66,7 @@ def start_ranks(
     except OSError as error:
         pipes.close(pipes.readers)
         raise SettingsError(
-            f"{counted(len(slots), 'rank')} could not be started, only {handle.started}:"
+            f"only {handle.started} of {counted(len(slots), 'rank')} could be started:"
             f" {error}{cure(error)}"
         ) from error
     finally:
@@ -136,7 +136,7 @@ class LocalWorker:
                 " not called init()"
             )
         command = command if len(command) <= COMMAND else f"{command[:COMMAND]}..."
-        return f"process {self.pid} ({command}) {STATES.get(state, 'runs')}"
+        return f"process {self.pid} ({command}) {STATES.get(state, 'is running')}"
 
     def signal(self, number: int) -> None:
         self._reaper.pass_on(self._index, number)

@@ -132,16 +132,13 @@ def verdict(
             if tail := tails.get(index, "").strip("\n"):
                 lines.append(f"Its last lines on stderr:\n{tail}")
             if early:
-                lines.append(
-                    "Ranks did not have its address yet, and cannot begin without it: start the job"
-                    " again."
-                )
+                lines.append("Ranks cannot train without its address: restart the job.")
             else:
                 kept = (
                     "--replicas 2 would have kept"
                     if replicas == 1
                     else "no replica of it is left to keep"
                 )
-                lines.append(f"What it held of the model is lost: {kept} it.")
+                lines.append(f"The model state it held is lost: {kept} it.")
             return Verdict(-1, 0.0, exit_status(code), "\n".join(lines))
     return None

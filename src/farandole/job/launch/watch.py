@@ -160,7 +160,7 @@ class Watch:
                 self._messages.append(messages.RankMessage.parsed(what, self._rank(rank), value))
         except ValueError as error:
             logger.warning(
-                "%r was set in the job's store to what cannot be that, and is ignored: %s",
+                "ignoring %r in the job's store: its value is malformed (%s)",
                 key,
                 error,
             )
@@ -169,7 +169,7 @@ class Watch:
 
     def _rank(self, text: str) -> int:
         if not (text.isdecimal() and int(text) < self._job.np):
-            raise ValueError(f"{text!r} is no rank from 0 to {self._job.np - 1}")
+            raise ValueError(f"{text!r} is not a rank from 0 to {self._job.np - 1}")
         return int(text)
 
     def _on_silent(self, rank: int) -> None:
@@ -185,7 +185,7 @@ class Watch:
             ]
             if self._job.display.verbose:
                 self._job.display.note(
-                    f"{signal.Signals(number).name} goes to {counted(len(running), 'rank')}"
+                    f"sending {signal.Signals(number).name} to {counted(len(running), 'rank')}"
                 )
             for worker in running:
                 worker.signal(number)

@@ -73,10 +73,9 @@ def check_rank(rank: int, size: int) -> None:
         from farandole.errors import SettingsError
 
         raise SettingsError(
-            f"this process is to be rank {rank} of {size} (arguments rank and world_size, else RANK"
-            " and WORLD_SIZE of the environment), and ranks are numbers from 0 to world size - 1."
-            " Give all ranks of a job the same world size; a process that is to train alone is"
-            " rank 0 of 1"
+            f"invalid rank {rank} of {size} (arguments rank and world_size, or RANK and"
+            " WORLD_SIZE in the environment): ranks are numbers from 0 to world size - 1. Give"
+            " all ranks of a job the same world size; to train alone, use rank 0 of 1"
         )
 
 

@@ -135,7 +135,7 @@ def check(kind: str, spec: str) -> None:
         known = names(kind)
         auto = "auto, " if kind in _CHOSEN else ""
         near = did_you_mean(name, known)
-        raise SettingsError(f"there is no {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
+        raise SettingsError(f"unknown {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
 
 
 def make(kind: str, spec: str) -> Any:
@@ -164,7 +164,7 @@ def best(kind: str, request: Any) -> Any:
     found = [load(kind, name)() for name in names(kind)]
     chosen = max(found, key=lambda candidate: candidate.affinity(request))
     if chosen.affinity(request) < 1:
-        raise SettingsError(f"no {kind} can work here; known: {', '.join(names(kind))}")
+        raise SettingsError(f"no {kind} works here; known: {', '.join(names(kind))}")
     return chosen
 
 

@@ -35,7 +35,7 @@ def _report() -> None:
     time.sleep(AFTER)
     if names := leftovers():
         sys.stderr.write(
-            "farandole: the function has returned, and this rank waits for the end of what it has"
-            f" started: {', '.join(names)}. Have it end before the function returns (join), or give"
-            " it daemon=True\n"
+            "farandole: the function has returned, but this rank waits for threads or processes"
+            f" it started: {', '.join(names)}. Join them before the function returns, or start"
+            " them with daemon=True\n"
         )

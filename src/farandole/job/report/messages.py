@@ -46,7 +46,7 @@ class RankMessage(NamedTuple):
                 raise ValueError(f"a figure is a PNG of at most {LARGEST_FIGURE >> 20} MiB")
             return cls(rank, figure=bytes(data))
         if kind != "progress":
-            raise ValueError(f"a message is a log, progress or a figure, not {kind!r}")
+            raise ValueError(f"kind must be a log, progress or a figure, not {kind!r}")
         numbers = {
             name: value for name, value in parsed(data).items() if isinstance(value, int | float)
         }
@@ -81,7 +81,7 @@ def figure(png: bytes) -> None:
         return
     if len(png) > LARGEST_FIGURE:
         log(
-            f"a figure of {len(png) >> 20} MiB is not shown: a cell takes {LARGEST_FIGURE >> 20}"
+            f"a figure of {len(png) >> 20} MiB is not shown: the limit is {LARGEST_FIGURE >> 20}"
             " MiB; make it smaller (figsize, dpi), or save it to a file"
         )
         return

@@ -17,7 +17,7 @@ from farandole.errors import (
 
 _TEXT_LIMIT = 64 << 10
 # The driver's description of a silent host.
-SILENT = "it does not answer any more: it is down, or the network between"
+SILENT = "it no longer answers: the host or the network is down"
 STATUSES = ("ok", "error", "victim")
 _OF_A_VICTIM = PeerLostError, ShutDownError
 
@@ -27,9 +27,9 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except RecursionError:
-        raise ValueError("brackets in brackets, too many") from None
+        raise ValueError("too many nested brackets") from None
     if not isinstance(found, dict):
-        raise ValueError(f"not an object but {str(found)[:100]}")
+        raise ValueError(f"not a JSON object: {str(found)[:100]}")
     return found
 
 
@@ -59,10 +59,10 @@ class Outcome(NamedTuple):
         facts = parsed(data)
         kinds = {name: int if name == "lost" else str for name in cls._fields}
         if facts.keys() != kinds.keys():
-            raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
+            raise ValueError(f"an outcome must have the fields {', '.join(kinds)}")
         wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
         if wrong or facts["status"] not in STATUSES:
-            raise ValueError(f"an outcome has another type of {', '.join(wrong) or 'status'}")
+            raise ValueError(f"wrong type in an outcome: {', '.join(wrong) or 'status'}")
         return cls(**facts)
 
     @property
@@ -117,9 +117,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)[:_TEXT_LIMIT]
     except Exception as mistake:  # raised by the user's own class; the error must still be reported
-        return (
-            f"<its text cannot be made: {type(mistake).__name__} in {type(error).__name__}.__str__>"
-        )
+        return f"<no text: {type(mistake).__name__} in {type(error).__name__}.__str__>"
 
 
 def _is_of_a_victim(error: BaseException) -> bool:

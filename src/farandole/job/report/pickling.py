@@ -102,10 +102,9 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
         else ": it cannot be pickled"
     )
     return (
-        f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is"
-        " pickled, and open files, locks, sockets, generators and handles of other libraries"
-        " cannot be: create them inside the function, or return plain data (numbers, arrays,"
-        " state_dicts)"
+        f"{what}{where} ({type(error).__name__}: {error}). Open files, locks, sockets, generators"
+        " and handles of other libraries cannot be pickled: create them inside the function, or"
+        " return plain data (numbers, arrays, state_dicts)"
     )
 
 
@@ -114,11 +113,11 @@ def _begun(value: Any) -> str:
     if isinstance(value, CoroutineType):
         value.close()  # otherwise Python would warn that it was never awaited
         return (
-            "a coroutine, of which nothing has run: call asyncio.run(...) inside a function that is"
-            " not async"
+            "a coroutine that has not run: call asyncio.run(...) inside a function that is not"
+            " async"
         )
     if isinstance(value, GeneratorType):
-        return "a generator, which yields its values in its own process alone: use list(...) of it"
+        return "a generator, which works only in its own process: use list(...) of it"
     return ""
 
 
@@ -187,7 +186,7 @@ def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: in
         if weight >= size / 20
     ]
     return (
-        f"{what} is {_size(size)} pickled, and every rank fetches it"
+        f"{what} is {_size(size)} pickled, and every rank downloads it"
         + (f"; the largest parts are {', '.join(heavy)}" if heavy else "")
         + ". Load data and build models inside the function instead of capturing them"
     )

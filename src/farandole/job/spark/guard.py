@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 FILES = "FARANDOLE_SPARK_FILES"
 _PATCHED = ("pyspark.context", "pyspark.core.context", "pyspark.files", "pyspark.core.files")
 NO_SESSION = (
-    "a rank has no Spark session: a SparkContext made here would be a private Spark of this one"
-    " process, which sees nothing of the cluster's, and accumulators and tables in it reach nobody."
-    " Use Spark on the driver, before the job (df.toPandas() for small data; df.write.parquet(path)"
-    " for large, of which each rank reads its part) and after it, with what the function returns"
+    "a rank has no Spark session: a SparkContext created here would run a private Spark in this"
+    " process, without the cluster's data or accumulators. Use Spark on the driver: before the"
+    " job (df.toPandas() for small data; df.write.parquet(path) for large data, so that each rank"
+    " reads its part) and after it, with the function's results"
 )
 
 

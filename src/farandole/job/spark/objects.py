@@ -13,13 +13,13 @@ from farandole.base import pickled
 from farandole.errors import SettingsError
 
 _TABLE = (
-    "which is a plan in the driver's Spark session, and ranks have none. Hand its data over:"
-    " collect what is small before the job ({collect}) and use that; write what is large to storage"
-    " that all executors see ({write}), and let each rank read its part of it"
+    "which is a plan in the driver's Spark session, and ranks have none. Pass its data instead:"
+    " collect small data before the job ({collect}); write large data to storage that all"
+    " executors can read ({write}), so that each rank reads its part"
 )
 _SESSION = (
-    "the driver's Spark session, and ranks have none: do what needs Spark before the job or after"
-    " it, and give the function plain data or the path of files that all executors see"
+    "the driver's Spark session, and ranks have none: use Spark before or after the job, and pass"
+    " the function plain data or the path of files that all executors can read"
 )
 _REFUSED = {
     "DataFrame": (
@@ -32,9 +32,9 @@ _REFUSED = {
     "SparkContext": f"a SparkContext, {_SESSION}",
     "SparkSession": f"a SparkSession, {_SESSION}",
     "Accumulator": (
-        "a Spark accumulator, and what ranks add to one never reaches the driver. Return numbers"
-        " from the function instead (an allreduce adds up those of all ranks first; HorovodRunner"
-        " gives rank 0's, farandole.run(..., launcher='spark') those of all), or show them by"
+        "a Spark accumulator; the driver never receives values that ranks add. Return numbers"
+        " from the function instead (sum them over ranks with allreduce; HorovodRunner returns"
+        " rank 0's result, farandole.run(..., launcher='spark') every rank's), or show them with"
         " log_to_driver"
     ),
     "UserDefinedFunction": (
@@ -42,12 +42,12 @@ _REFUSED = {
         "(its attribute .func)"
     ),
     "Column": (
-        "a Spark Column, which means something to the driver's Spark session alone: use plain"
-        " Python or NumPy"
+        "a Spark Column, which is valid only in the driver's Spark session: use plain Python or"
+        " NumPy"
     ),
     "JavaObject": (
-        "an object of Spark's JVM, which cannot leave the driver. Hand over plain data, or the path"
-        " to which it was saved"
+        "an object of Spark's JVM, which cannot leave the driver. Pass plain data, or the path of"
+        " its saved files"
     ),
 }
 

@@ -212,7 +212,7 @@ class Agent:
                 self._end_alone()
                 return False
             if order["do"] == "orphan":
-                raise RendezvousError("the driver has gone")
+                raise RendezvousError("the driver is gone")
             if order["do"] == "serve":
                 self._run(order)
                 continue

@@ -183,10 +183,10 @@ class AgentAllocation:
             for name, where in agent.odd.items():
                 if where and name != "cloudpickle":
                     runs = (
-                        "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run"
+                        "its rank uses" if self._places[agent.index].ranks == 1 else "its ranks use"
                     )
                     logger.warning(
-                        "%s has another %s (%s); %s the driver's, which was sent along",
+                        "%s has a different %s (%s); %s the driver's copy",
                         agent.host,
                         name,
                         where,

@@ -83,7 +83,7 @@ def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
                 archive = file.read()
             if contents(archive) == wanted:
                 return archive
-            trouble = ValueError(f"what {address} sent is not the driver's")
+            trouble = ValueError(f"{address} sent a different package than the driver's")
         except (OSError, zipfile.BadZipFile) as error:
             trouble = error
     raise trouble
@@ -125,7 +125,7 @@ def provide(
         except OSError as error:
             trouble.append(f"{place} ({error.strerror or error})")
     raise OSError(
-        f"Farandole cannot be unpacked to {' or '.join(trouble)}: make room there, or set TMPDIR"
+        f"Farandole cannot be unpacked to {' or '.join(trouble)}: free space there, or set TMPDIR"
     )
 
 
@@ -213,8 +213,9 @@ def begin(task: Mapping[str, Any]) -> int:
         except (OSError, ValueError) as error:
             here, there = socket.gethostname(), folder_of("farandole") or "none"
             sys.stderr.write(
-                f"farandole: {here} has not the driver's Farandole (it has: {there}), and cannot"
-                f" get it from it ({error}): install the same version there, or let ports through\n"
+                f"farandole: {here} does not have the driver's version of Farandole (installed:"
+                f" {there}) and cannot fetch it ({error}): install that version there, or open"
+                " the firewall for it\n"
             )
             return 1
         prefer(folder, list(wanted))

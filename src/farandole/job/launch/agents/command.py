@@ -84,7 +84,7 @@ class Command:
         ), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
-        return "--network-interfaces must name interfaces of this machine that the hosts reach"
+        return "--network-interfaces must name interfaces of this machine that the hosts can reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
         _, port = interfaces.split(str(facts["address"]))
@@ -148,11 +148,11 @@ class Command:
         self._reader.join(TIDY)
         output = "\n".join(line for line in self._output if line)
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-        return f"{self._argv[0]} has ended {how}" + (f"; it wrote:\n{output}" if output else "")
+        return f"{self._argv[0]} ended {how}" + (f"; it wrote:\n{output}" if output else "")
 
     def late(self, agents: Sequence[int], status: str) -> str:
         output = "\n".join(self._output)
-        return f"only {status} within the start timeout (--start-timeout sets how long to wait)" + (
+        return f"only {status} within the start timeout (raise it with --start-timeout)" + (
             f"; {self._argv[0]} wrote:\n{output}" if output else ""
         )
 

@@ -34,10 +34,10 @@ def no_contact(addresses: list[str]) -> str:
     """Return why this host does not reach the driver at any of ``addresses``."""
     if all(interface.loopback for interface in interfaces()):
         return (
-            "it has no address by which driver and ranks could reach each other (IPv6 addresses of"
-            " one link, fe80::..., do not count)"
+            "it has no address at which the driver and ranks can reach each other (link-local"
+            " IPv6 addresses, fe80::..., are not used)"
         )
     return (
-        f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands"
-        " between, or --network-interfaces names the wrong ones"
+        f"it cannot reach any of the driver's addresses ({', '.join(addresses)}): check firewalls"
+        " and --network-interfaces"
     )

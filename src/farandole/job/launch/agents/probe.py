@@ -40,7 +40,7 @@ def exactly(sock: socket.socket, length: int) -> bytes:
     while len(data) < length:
         piece = sock.recv(length - len(data))
         if not piece:
-            raise ConnectionError("it hung up")
+            raise ConnectionError("the connection was closed")
         data += piece
     return data
 
@@ -116,9 +116,9 @@ def no_way_back(addresses: list[str], secret: str) -> str:
     if all(interface.loopback for interface in interfaces()):
         return no_contact(addresses)
     return (
-        f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the"
-        " way back (the driver's ports are chosen by the system, as those of a job are), or"
-        " --network-interfaces must name others"
+        f"it cannot reach the driver at {' or '.join(trouble)}: allow the return path in the"
+        " firewall (the system chooses the driver's ports), or name other interfaces with"
+        " --network-interfaces"
     )
 
 

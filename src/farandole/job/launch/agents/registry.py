@@ -158,14 +158,14 @@ class AgentRegistry:
                 self._hear(int(number), verb, value)
         except (ValueError, TypeError, LookupError) as error:
             logger.warning(
-                "%r was set in the job's store to what cannot be that, and is ignored: %s",
+                "ignoring %r in the job's store: its value is malformed (%s)",
                 key,
                 error,
             )
 
     def _hear(self, index: int, verb: str, value: Value) -> None:
         if not 0 <= index < self._count:
-            raise ValueError(f"there are {self._count} agents")
+            raise ValueError(f"agent number out of range: there are {self._count} agents")
         if verb == "hello":
             facts = parsed(value)
             self.agents[index] = AgentInfo(
@@ -176,7 +176,7 @@ class AgentRegistry:
             return
         what, _, number = verb.partition("/")
         if not number.isdecimal():
-            raise ValueError(f"{number!r} is no number of a rank")
+            raise ValueError(f"{number!r} is not a rank")
         worker = self._of[index][int(number)]
         if what == "out":
             worker.feed(value[0], memoryview(value)[1:])
@@ -187,7 +187,7 @@ class AgentRegistry:
         elif what == "failed":
             self._fail(worker, "error", str(parsed(value)["message"]))
         else:
-            raise ValueError(f"an agent does not say {what!r}")
+            raise ValueError(f"{what!r} is not a report of an agent")
 
     def _on_lost(self, name: str) -> None:
         index = int(name.partition("/")[2])

@@ -40,8 +40,9 @@ def enter_folder(instructions: dict[str, Any]) -> bool:
         folder = instructions["folder"]
         say(
             failed=(
-                f"the folder {folder!r}, in which the driver works, cannot be used there "
-                f"({error.strerror}): make it, share it, or start from a folder that all hosts have"
+                f"the driver's working directory {folder!r} cannot be used there"
+                f" ({error.strerror}): create or share it, or start the job from a folder that"
+                " all hosts have"
             )
         )
         return False

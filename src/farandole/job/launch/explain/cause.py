@@ -26,12 +26,12 @@ _PLACES = 4  # maximum number of places at which ranks failed in the same way
 # the PATH.
 _MISSING = {
     "No module named 'farandole'": (
-        "The Python that ran the program has no farandole. That of this command is"
-        f" {sys.executable}: write it in the place of python, or activate its environment"
+        "farandole is not installed for the Python that ran the program. Replace python by"
+        f" {sys.executable}, or activate its environment"
     ),
     "No module named 'horovod'": (
-        "The import name horovod comes with the distribution farandole-horovod: in a clone of"
-        " Farandole, pip install ./compat for the Python that runs the program; or write import"
+        "The import name horovod belongs to the distribution farandole-horovod: run pip install"
+        " ./compat in a clone of Farandole, for the Python that runs the program; or write import"
         " farandole.torch as hvd"
     ),
 }
@@ -151,19 +151,18 @@ def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list
     if silent:
         were = "was" if len(silent) == 1 else "were"
         lines.append(
-            f"{subject(silent)} on {facts.places(silent)} {were} lost at the same time: look"
-            " for what the hosts have in common, such as a switch, or the network of the driver's"
-            " machine."
+            f"{subject(silent)} on {facts.places(silent)} {were} lost at the same time: check"
+            " what the hosts share, such as a switch or the driver's network."
         )
     followed = [rank.rank for rank in victims if not rank.caught and rank.rank not in silent]
     if followed:
-        lines.append(f"{subject(followed)} failed only in consequence.")
+        lines.append(f"{subject(followed)} failed as a consequence.")
     if caught:
-        lines.append(f"{subject(caught)} had lost another rank before exiting with a code.")
+        lines.append(f"{subject(caught)} lost another rank before exiting with a code.")
     early = facts.numbers("finished")
     lost_early = cause.failed_after_loss and cause.outcome is not None and cause.lost in early
     if early and (followed or caught or lost_early):
-        lines.append(f"{subject(early)} had finished before.")
+        lines.append(f"{subject(early)} had finished earlier.")
     return lines
 
 

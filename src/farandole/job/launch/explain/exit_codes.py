@@ -9,26 +9,26 @@ from farandole.job.launch.limits import processor_time
 _SIGNALS = {
     "SIGKILL": "killed, perhaps by the out-of-memory killer",
     "SIGSEGV": "a crash in native code (segmentation fault)",
-    "SIGABRT": "native code gave up (a failed check or an uncaught C++ exception)",
-    "SIGBUS": "a bus error: shared memory was full, or a mapped file shrank",
-    "SIGILL": "an illegal instruction: a library was built for another kind of processor",
-    "SIGFPE": "a division by zero in native code",
-    "SIGTERM": "ended from outside, by a scheduler or an administrator",
+    "SIGABRT": "native code aborted (a failed check or an uncaught C++ exception)",
+    "SIGBUS": "bus error: shared memory was full, or a mapped file was truncated",
+    "SIGILL": "illegal instruction: a library was built for a different CPU",
+    "SIGFPE": "division by zero in native code",
+    "SIGTERM": "terminated from outside, by a scheduler or an administrator",
     "SIGINT": "interrupted from outside",
     "SIGHUP": "its terminal was closed",
-    "SIGPIPE": "it wrote to a pipe or a connection that nobody reads any more",
+    "SIGPIPE": "wrote to a pipe or connection whose reader is gone",
     "SIGUSR1": (
-        "a warning from outside that its program does not handle, such as that of a time limit"
+        "a signal that the program does not handle, such as the warning before a time limit"
     ),
     "SIGUSR2": (
-        "a warning from outside that its program does not handle, such as that of a time limit"
+        "a signal that the program does not handle, such as the warning before a time limit"
     ),
-    "SIGXCPU": "it used up its limit of processor time",
-    "SIGXFSZ": "it wrote a file that is larger than its limit (`ulimit -f`)",
-    "SIGALRM": "its own alarm (signal.alarm, a timeout), which its program does not handle",
-    "SIGQUIT": "ended from outside (Ctrl-\\ on a terminal)",
-    "SIGTRAP": "native code gave up (a failed check or a breakpoint)",
-    "SIGSYS": "a call of the system that is not allowed here (seccomp, a container)",
+    "SIGXCPU": "CPU time limit exceeded",
+    "SIGXFSZ": "wrote a file larger than its limit (`ulimit -f`)",
+    "SIGALRM": "an alarm (signal.alarm, a timeout) that the program does not handle",
+    "SIGQUIT": "terminated from outside (Ctrl-\\ on a terminal)",
+    "SIGTRAP": "native code stopped at a failed check or a breakpoint",
+    "SIGSYS": "a system call that is not allowed here (seccomp, a container)",
 }
 
 
@@ -52,5 +52,7 @@ def describe(code: int) -> str:
     if code < 0:
         return f"died of signal {number}{f' ({name})' if name else ''}: {words}"
     if name in _SIGNALS and number > 0:
-        return f"exited with code {code} (a shell says so when its command died of {name}: {words})"
+        return (
+            f"exited with code {code} (a shell's code for a command that died of {name}: {words})"
+        )
     return f"exited with code {code}"

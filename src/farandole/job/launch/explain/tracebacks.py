@@ -44,7 +44,7 @@ def own_words(victim: RankState) -> str:
     return (
         f"Rank {victim.rank} was at {place}\n{message}"
         if place
-        else f"Rank {victim.rank} said: {message}"
+        else f"Rank {victim.rank} reported: {message}"
     )
 
 

@@ -16,8 +16,8 @@ VICTIM_PATIENCE = 3.0  # seconds for a cause to show after its first victim
 ENDED_PATIENCE = 1.0
 _ABSENT = 4  # maximum number of absent ranks whose activity is named
 _SAME_CALLS = (
-    "every rank must make the same calls (the same number of batches, for instance; or hvd.join()"
-    " on those that are done with theirs)."
+    "every rank must make the same calls: for instance, give all ranks the same number of"
+    " batches, or call hvd.join() on ranks that run out of data."
 )
 
 
@@ -56,14 +56,14 @@ def without_cause(facts: Facts) -> Verdict:
     if server := next((rank for rank in victims if rank.kind == ServerLostError.__name__), None):
         assert server.outcome is not None
         message = (
-            f"{server.outcome.message[:1].upper()}{server.outcome.message[1:]}.\n{waiting}"
-            " failed only in consequence."
+            f"{server.outcome.message[:1].upper()}{server.outcome.message[1:]}.\n{waiting} failed"
+            " as a consequence."
         )
         return verdict._replace(message=message, traceback=server.outcome.traceback)
     rank, message = _missing_rank(facts, victims, first) or (
         -1,
         _apart(victims, facts.hosts)
-        or f"{_lost_each_other(victims, facts.hosts)}, and no cause was seen.",
+        or f"{_lost_each_other(victims, facts.hosts)}; the cause is unknown.",
     )
     return verdict._replace(rank=rank, message=f"{message}\n{own_words(first)}")
 
@@ -75,9 +75,9 @@ def _missing_rank(
     waiting = subject([victim.rank for victim in victims])
     if early := facts.numbers("finished"):
         return early[0], (
-            f"{subject(early)} on {facts.places(early)} finished (exit code 0) while "
-            f"{waiting.lower()} still waited for an exchange with "
-            f"{'it' if len(early) == 1 else 'them'}: {_SAME_CALLS}"
+            f"{subject(early)} on {facts.places(early)} finished (exit code 0) while"
+            f" {waiting.lower()} waited for an exchange with {'it' if len(early) == 1 else 'them'}:"
+            f" {_SAME_CALLS}"
         )
     failed = {victim.rank for victim in victims}
     lost = next(
@@ -87,13 +87,13 @@ def _missing_rank(
         return None
     if first.kind == ShutDownError.__name__:
         return lost, (
-            f"Rank {lost} on {facts.hosts[lost]} called shutdown() or came to its end while "
-            f"{waiting.lower()} still waited for an exchange with it: {_SAME_CALLS}"
+            f"Rank {lost} on {facts.hosts[lost]} called shutdown() or ended while"
+            f" {waiting.lower()} waited for an exchange with it: {_SAME_CALLS}"
         )
     return lost, (
-        f"{waiting} waited in vain for rank {lost} on {facts.hosts[lost]}, whose process has"
-        " not ended: it hangs or is busy elsewhere, its network is gone, or it has become another"
-        " program (exec, before which hvd.shutdown() leaves the job)."
+        f"{waiting} waited in vain for rank {lost} on {facts.hosts[lost]}, whose process is still"
+        " running: it hangs or is busy, its network is down, or it called exec without"
+        " hvd.shutdown()."
     )
 
 
@@ -112,10 +112,10 @@ def _apart(victims: Sequence[RankState], hosts: Sequence[str]) -> str:
                 pair = f"between {hosts[victim.rank]} and {hosts[lost]}"
                 both = f"rank {victim.rank} and rank {lost} reach the driver"
                 if why == PeerLostError.SILENT:
-                    return f"The network {pair} was lost: {both}, but not each other."
+                    return f"The network {pair} was lost: {both} but not each other."
                 return (
-                    f"The connection {pair} was cut: {both}, but have lost each other. Firewalls"
-                    " and routers do that."
+                    f"The connection {pair} was cut: {both} but not each other. Check firewalls"
+                    " and routers."
                 )
     return ""
 

@@ -34,7 +34,7 @@ class LocalLauncher:
             if not is_here(slot.host):
                 raise SettingsError(
                     f"the local launcher starts processes on this machine only, and {slot.host!r}"
-                    f" is not a name of it (localhost, {socket.gethostname()})"
+                    f" is not one of its names (localhost, {socket.gethostname()})"
                 )
         return LocalAllocation(slots)
 

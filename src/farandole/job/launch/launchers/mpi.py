@@ -52,7 +52,8 @@ class MpiLauncher:
             numbers = [slot.host for slot in slots if ":" in slot.host]
             if numbers:
                 raise SettingsError(
-                    f"mpirun takes no IPv6 address ({numbers[0]}) in -H: give the host's name"
+                    f"mpirun does not accept the IPv6 address {numbers[0]} in -H: give"
+                    " the host name"
                 )
         import subprocess
 
@@ -67,8 +68,8 @@ class MpiLauncher:
         )
         if asked.returncode:
             raise SettingsError(
-                f"{program} --version fails (exit code {asked.returncode}), so that no rank can be"
-                f" started by it: {(asked.stderr or asked.stdout).strip()}"
+                f"{program} --version failed (exit code {asked.returncode}), so it cannot start"
+                f" ranks: {(asked.stderr or asked.stdout).strip()}"
             )
         version = asked.stdout
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
@@ -116,8 +117,8 @@ def options(version: str, request: JobRequest, env: Mapping[str, str]) -> list[s
             hosts = ["-hosts", each, "-ppn", "1"]
         return ["-n", str(request.np), *hosts]
     if "Open MPI" not in version and "OpenRTE" not in version:
-        known = "it must be of Open MPI, MPICH or Intel MPI"
-        raise SettingsError(f"mpirun --version says {version.strip()[:200]!r}: {known}")
+        known = "use Open MPI, MPICH or Intel MPI"
+        raise SettingsError(f"mpirun --version reports {version.strip()[:200]!r}: {known}")
     words = ["-np", str(request.np), "--bind-to", "none"]  # a rank has several threads
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")

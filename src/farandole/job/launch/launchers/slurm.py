@@ -31,19 +31,19 @@ class SlurmLauncher:
 
         if request.hosts is not None:
             raise SettingsError(
-                f"hosts={request.hosts!r}: with launcher 'slurm', the allocation says where"
-                " ranks run"
+                f"hosts={request.hosts!r}: the launcher slurm takes its hosts from the"
+                " allocation; leave hosts out"
             )
         if "SLURM_JOB_NODELIST" not in os.environ and "SLURM_HET_SIZE" in os.environ:
             parts = os.environ["SLURM_HET_SIZE"]
             raise SettingsError(
-                f"the launcher slurm runs in an allocation of one part, and this one has {parts}"
-                f" (SLURM_HET_SIZE): srun --het-group=0-{int(parts) - 1} python train.py, without"
-                " farandole run, makes one job of them all"
+                "the launcher slurm supports allocations of one component, and this one has"
+                f" {parts} (SLURM_HET_SIZE); for one job of all components run, without farandole"
+                f" run: srun --het-group=0-{int(parts) - 1} python train.py"
             )
         if "SLURM_JOB_NODELIST" not in os.environ or shutil.which("srun") is None:
             raise SettingsError(
-                "the launcher slurm runs in an allocation: start farandole run in a batch script"
+                "the launcher slurm needs an allocation: run farandole run in a batch script"
                 " (sbatch), or after salloc"
             )
         slots = plan(room(os.environ, request.np), request.np)

@@ -72,7 +72,7 @@ class SshLauncher:
             raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
         key = os.path.expanduser(request.settings.ssh_identity_file)
         if key and "%" not in key and not os.path.isfile(key):  # ssh would continue without the key
-            raise SettingsError(f"--ssh-identity-file={key!r}: there is no such file")
+            raise SettingsError(f"--ssh-identity-file={key!r} does not exist")
         slots = plan(request.hosts, request.np)
         wanted = [AgentPlace(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         return AgentAllocation(SshSessions(slots, request.settings), wanted, request.start_timeout)
@@ -105,13 +105,13 @@ class SshSessions:
         """
         if not self._addresses:
             raise SettingsError(
-                "this machine has no address by which other hosts could reach it: no interface but"
-                " the loopback is up with one (IPv6 addresses of one link, fe80::..., do not count)"
+                "this machine has no address at which other hosts can reach it: only the loopback"
+                " interface is up (link-local IPv6 addresses, fe80::..., are not used)"
             )
         return (self._addresses[0] if len(self._addresses) == 1 else EVERYWHERE), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
-        return "--network-interfaces must name interfaces of this machine that the hosts reach"
+        return "--network-interfaces must name interfaces of this machine that the hosts can reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
         # Imported here because choosing a launcher does not need it.
@@ -152,9 +152,7 @@ class SshSessions:
 
     def late(self, agents: Sequence[int], status: str) -> str:
         why = failures({self._hosts[index]: self._sessions[index].late() for index in agents})
-        return (
-            f"only {status} within the start timeout (--start-timeout sets how long to wait); {why}"
-        )
+        return f"only {status} within the start timeout (raise it with --start-timeout); {why}"
 
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -168,8 +166,8 @@ class SshSessions:
         # on this host, it has been killed
         if stuck := [host for host in left if not is_here(_name(host))]:
             logger.warning(
-                "%s: the job did not end there when told to: something has stopped its processes"
-                " (SIGSTOP, a debugger, swap). They end when they go on; or end them by hand",
+                "%s: the job did not stop there on request: its processes are suspended (SIGSTOP,"
+                " a debugger, swap). Resume them, or end them by hand",
                 ", ".join(stuck),
             )
 
@@ -178,7 +176,7 @@ def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
     ours, there = f"{sys.version_info[0]}.{sys.version_info[1]}", facts.get("python", "")
     if there not in ("", ours):
         logger.warning(
-            "%s runs Python %s, the driver %s: functions and results may not be readable there",
+            "%s runs Python %s, the driver %s: functions and results may not unpickle there",
             host,
             there,
             ours,

@@ -89,7 +89,8 @@ class SparkLauncher:
 
         if request.hosts is not None:
             raise SettingsError(
-                f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run"
+                f"hosts={request.hosts!r}: the launcher spark takes its hosts from the"
+                " cluster; leave hosts out"
             )
         timeout = (
             self._start_timeout
@@ -138,8 +139,8 @@ class Tasks:
 
     def unreachable(self, host: str) -> str:
         return (
-            "spark.driver.bindAddress, or spark.driver.host, must name an interface of this machine"
-            " that the executors reach"
+            "spark.driver.bindAddress, or spark.driver.host, must name an interface of this"
+            " machine that the executors can reach"
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:

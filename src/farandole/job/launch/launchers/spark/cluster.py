@@ -87,9 +87,10 @@ class SparkCluster:
         """Raise SettingsError if ``np`` ranks can never start together."""
         if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
             raise SettingsError(
-                "all ranks of a job start together, in a barrier stage, and Spark has none with"
-                " dynamic allocation: start the session with spark.dynamicAllocation.enabled=false"
-                " and a fixed number of executors (spark.executor.instances)"
+                "all ranks of a job start together, in a barrier stage, which Spark does not"
+                " support with dynamic allocation: start the session with"
+                " spark.dynamicAllocation.enabled=false and a fixed number of executors"
+                " (spark.executor.instances)"
             )
         most = self._most()
         if most is not None and most < np and (slots := self.slots()) < np:
@@ -106,8 +107,8 @@ class SparkCluster:
             if waited > NOTICE and slots != reported:
                 reported = slots
                 logger.warning(
-                    "waiting for executors: np=%d ranks need as many task slots, and %s; it waits"
-                    " %.0f s (HOROVOD_SPARK_START_TIMEOUT)",
+                    "np=%d ranks need as many task slots, and %s; waiting up to %.0f s for"
+                    " executors (HOROVOD_SPARK_START_TIMEOUT)",
                     np,
                     self.describe(slots),
                     seconds,
@@ -172,14 +173,14 @@ class SparkCluster:
         )
         if not slots:
             return (
-                "No executor has registered: the cluster has no room for one (spark.executor.cores"
-                " and spark.executor.memory must fit a worker), other applications hold it, or its"
-                f" executors end at once; the cluster's own pages and logs say which (now: {now})"
+                "No executor has registered. Check the cluster's pages and logs: workers must"
+                " have enough spark.executor.cores and spark.executor.memory, other applications"
+                f" may hold them, or executors may fail at start (now: {now})"
             )
         return (
-            f"Use np={slots} or less, or a larger cluster: more workers, spark.executor.instances,"
-            " spark.executor.cores or spark.cores.max raised, or spark.task.cpus and"
-            f" spark.task.resource.gpu.amount lowered, when the session starts (now: {now})"
+            f"Use np={slots} or less, or a larger cluster: start the session with more workers,"
+            " spark.executor.instances, spark.executor.cores or spark.cores.max, or with less"
+            f" spark.task.cpus and spark.task.resource.gpu.amount (now: {now})"
         )
 
     def addresses(self) -> tuple[str, str]:
