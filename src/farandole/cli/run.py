@@ -59,6 +59,18 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     """
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     made.set_defaults(from_file={})  # see config_file
+    _add_placement(made, launchers)
+    _add_output(made)
+    groups: dict[str, Any] = {}
+    for setting in settings_of(Settings):
+        if setting.group not in groups:
+            groups[setting.group] = made.add_argument_group(setting.group)
+        add_setting(groups[setting.group], setting)
+    return made
+
+
+def _add_placement(made: Parser, launchers: Sequence[str]) -> None:
+    """Add the options for processes and hosts."""
     add = made.add_argument_group("processes and hosts").add_argument
     add(
         *_PROC,
@@ -87,6 +99,10 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
         metavar="FILE",
         help="YAML file of these options by name (np: 2); the command line has precedence",
     )
+
+
+def _add_output(made: Parser) -> None:
+    """Add the options for the ranks' output."""
     add = made.add_argument_group("output").add_argument
     add(
         "--output-dir",
@@ -112,12 +128,6 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
         help="log where each rank starts",
     )
     add("-h", "--help", action="store_true", help="show this text")
-    groups: dict[str, Any] = {}
-    for setting in settings_of(Settings):
-        if setting.group not in groups:
-            groups[setting.group] = made.add_argument_group(setting.group)
-        add_setting(groups[setting.group], setting)
-    return made
 
 
 def full_parser() -> Parser:

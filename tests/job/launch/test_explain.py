@@ -324,7 +324,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == -1
         first, second = verdict.message.splitlines()
-        assert mentions(first, "between b and a", "rank 2", "rank 0", "connection")
+        assert mentions(first, "b and a", "rank 2", "rank 0", "connection")
         assert second.startswith("Rank 2 ")
         verdict = explain(events, ["a", "a", "a"])
         assert verdict is not None
@@ -347,7 +347,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == -1
         first, second = verdict.message.splitlines()
-        assert mentions(first, "between a and b", "rank 0", "rank 2", "network")
+        assert mentions(first, "a and b", "rank 0", "rank 2", "network")
         assert second.startswith("Rank 0 ")
 
     def test_one_victim_alone(self) -> None:
