@@ -306,8 +306,7 @@ def test_a_model_converted_after_its_optimizer_was_wrapped() -> None:
         return str(caught.value)
 
     assert all(
-        "was float32 when DistributedOptimizer was made, and is float64 now" in text
-        for text in job(2, fn)
+        mentions(text, "float32", "float64", "DistributedOptimizer") for text in job(2, fn)
     )
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     "init",
     "set",
     "root",
-    "ValueError, on all ranks: their variables differ in number, shape or type; the first"
-    " difference is named.",
-    variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
-    inplace="has no effect; Horovod's programs give it.",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the message names"
+    " the first difference.",
+    variables="variables of TensorFlow or Keras, of any types; the same list on all ranks.",
+    inplace="has no effect; accepted for Horovod's programs.",
     example="hvd.broadcast_variables(model.variables, root_rank=0)",
 )
 def broadcast_variables(
@@ -48,10 +48,10 @@ def broadcast_variables(
     "init",
     "set",
     "root",
-    "ValueError, on all ranks: their variables differ in number, shape or type; the first"
-    " difference is named.",
-    variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
-    name="has no effect; Horovod's programs give it.",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the message names"
+    " the first difference.",
+    variables="variables of TensorFlow or Keras, of any types; the same list on all ranks.",
+    name="has no effect; accepted for Horovod's programs.",
 )
 def broadcast_(
     variables: Sequence[Any],
@@ -98,7 +98,7 @@ def _read(variable: Any) -> Array:
     return graph.array(tf.convert_to_tensor(variable))
 
 
-@documented("init", "RuntimeError: in eager mode, where there is no such list.")
+@documented("init", "RuntimeError: in eager mode, which has no global variables.")
 def broadcast_global_variables(root_rank: int) -> Any:
     """Return an operation that gives all ranks ``root_rank``'s values of the graph's global
     variables.
@@ -134,7 +134,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     "disagree",
     "set",
     "root",
-    session="has no effect; Horovod's programs give it.",
+    session="has no effect; accepted for Horovod's programs.",
     example="options = hvd.broadcast_object(options, root_rank=0)",
 )
 def broadcast_object(
@@ -148,7 +148,7 @@ def broadcast_object(
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
-@documented(session="has no effect; Horovod's programs give it.")
+@documented(session="has no effect; accepted for Horovod's programs.")
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
@@ -163,7 +163,7 @@ def broadcast_object_fn(
     "init",
     "disagree",
     "set",
-    session="has no effect; Horovod's programs give it.",
+    session="has no effect; accepted for Horovod's programs.",
     example="scores = hvd.allgather_object({'rank': hvd.rank()})",
 )
 def allgather_object(

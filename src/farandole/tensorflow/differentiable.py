@@ -66,7 +66,9 @@ def allreduce(
 
 
 @collective(
-    "op", tensors="this rank's tensors: as many on all ranks, in the same order. None stays None."
+    "op",
+    tensors="this rank's tensors: the same number on all ranks, in the same order. None"
+    " remains None.",
 )
 def grouped_allreduce(
     tensors: Sequence[Any],

@@ -39,7 +39,8 @@ class TensorFlowState(ObjectState):
         self.session = session or (tf.compat.v1.get_default_session() if in_graph else None)
         if in_graph and self.session is None:
             raise ValueError(
-                "there is no default session: give TensorFlowState(session=...), or call it in one"
+                "there is no default session. Pass TensorFlowState(session=...), or create it"
+                " inside a session"
             )
         self._copies: list[Array] = []
         super().__init__(broadcast_object, context.rank, **kwargs)

@@ -108,10 +108,10 @@ def check_not_compiled(what: str) -> None:
     """Raise an error with a cure: XLA compiles no Python, and its own message has no advice."""
     if compiled():
         raise NotImplementedError(
-            f"{what} cannot be compiled by XLA, for it talks to other processes. Take"
-            " jit_compile=True off the tf.function (or the model's compile()) around it, or"
-            " compile only the functions that it calls: those that compute the forward and"
-            " backward pass, say."
+            f"{what} cannot be compiled by XLA, because it communicates with other processes."
+            " Remove jit_compile=True from the surrounding tf.function (or the model's"
+            " compile()), or compile only inner functions, for example the forward and backward"
+            " pass"
         )
 
 

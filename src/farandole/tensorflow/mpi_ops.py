@@ -44,19 +44,19 @@ def _number(value: Callable[[], int]) -> Any:
     """Evaluate ``value()`` when the graph runs, because it may change after tracing."""
     if tf.executing_eagerly():
         return tf.constant(value(), tf.int32)
-    graph.check_not_compiled("rank_op, size_op and the like")
+    graph.check_not_compiled("rank_op, size_op or a similar function")
     number = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)
     number.set_shape([])
     return number
 
 
-@documented("init", name="has no effect; Horovod's programs give it.")
+@documented("init", name="has no effect; accepted for Horovod's programs.")
 def rank_op(name: str | None = None) -> Any:
     """Return ``rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.rank)
 
 
-@documented("init", name="has no effect; Horovod's programs give it.")
+@documented("init", name="has no effect; accepted for Horovod's programs.")
 def local_rank_op(name: str | None = None) -> Any:
     """Return ``local_rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_rank)
@@ -66,14 +66,14 @@ def local_rank_op(name: str | None = None) -> Any:
     "init",
     "ValueError: there is no such process set.",
     process_set_id="process_set.process_set_id. 0: all ranks.",
-    name="has no effect; Horovod's programs give it.",
+    name="has no effect; accepted for Horovod's programs.",
 )
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return the number of ranks in the set of this id when the graph runs, as an int32 tensor."""
     return _number(lambda: len(_ranks(process_set_id)))
 
 
-@documented("init", name="has no effect; Horovod's programs give it.")
+@documented("init", name="has no effect; accepted for Horovod's programs.")
 def local_size_op(name: str | None = None) -> Any:
     """Return ``local_size()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_size)
@@ -83,7 +83,7 @@ def local_size_op(name: str | None = None) -> Any:
     "init",
     "ValueError: there is no such process set.",
     process_set_id="process_set.process_set_id. 0: all ranks.",
-    name="has no effect; Horovod's programs give it.",
+    name="has no effect; accepted for Horovod's programs.",
 )
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return 1 if this rank is in the set of this id when the graph runs, else 0, as an int32
@@ -96,7 +96,7 @@ def _ranks(process_set_id: int) -> list[int]:
     sets = context.process_sets()
     if process_set_id not in sets:
         raise ValueError(
-            f"there is no process set with id {process_set_id}: those registered are {sorted(sets)}"
+            f"there is no process set with id {process_set_id}. Registered ids: {sorted(sets)}"
         )
     return sets[process_set_id]
 

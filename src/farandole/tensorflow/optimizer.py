@@ -23,19 +23,19 @@ from farandole.tensorflow.reducer import VariableReducer
 
 @documented(
     "init",
-    "ValueError: arguments that make no sense together, or for this kind of optimizer.",
+    "ValueError: arguments that are invalid together, or for this kind of optimizer.",
     optimizer="a tf.compat.v1.train.Optimizer, or one of Keras 3 or 2.",
-    name="of the optimizer that is made; TensorFlow 1's alone has one.",
-    use_locking="that of tf.compat.v1.train.Optimizer.",
+    name="name of the new optimizer; used by optimizers of TensorFlow 1 only.",
+    use_locking="use_locking of tf.compat.v1.train.Optimizer.",
     op=(
-        "Average (the default), Sum, or (TensorFlow 1) Adasum: every rank steps with its own"
-        " gradients then, and the steps are combined."
+        "Average (the default), Sum, or (TensorFlow 1) Adasum, with which every rank steps with"
+        " its own gradients and the steps are combined."
     ),
-    num_groups="has no effect: all gradients of a step travel together.",
-    groups="has no effect: all gradients of a step travel together.",
+    num_groups="has no effect: all gradients of a step are sent together.",
+    groups="has no effect: all gradients of a step are sent together.",
     strategy=(
         "what ranks exchange: gradients ('allreduce', 'adasum'); with Keras also weights"
-        " ('local_sgd:8', an object like LocalSGD(8)). Without it: that of --strategy."
+        " ('local_sgd:8', or an object such as LocalSGD(8)). Default: the value of --strategy."
     ),
     example=(
         "optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))"

@@ -10,8 +10,8 @@ from farandole.core.api import helpers
 
 
 @helpers.seeding(
-    "augmenting = hvd.seed_everything(7)\nmodel = make_model()  # the same weights on all ranks\n"
-    "noise = augmenting.normal([3])  # other noise on each"
+    "augmenting = hvd.seed_everything(7)\nmodel = make_model()  # the same weights on all"
+    " ranks\nnoise = augmenting.normal([3])  # different noise on each rank"
 )
 def seed_everything(seed: int) -> tf.random.Generator:
     """Seed the global generators of Python, numpy, TensorFlow and Keras with the same seed on all

@@ -33,13 +33,13 @@ def tensor_of(value: Any) -> Any:
     tensors.
     """
     if isinstance(value, tf.RaggedTensor):
-        cure = "its .to_tensor(), or .flat_values and .row_lengths() apart"
+        cure = "its .to_tensor(), or .flat_values and .row_lengths() separately"
     elif isinstance(value, tf.SparseTensor):
-        cure = "tf.sparse.to_dense(it), or its .values and .indices apart"
+        cure = "tf.sparse.to_dense(it), or its .values and .indices separately"
     else:
         return tf.convert_to_tensor(value)
     raise TypeError(
-        f"a {type(value).__name__} cannot be exchanged, only dense tensors: pass {cure}"
+        f"only dense tensors can be exchanged, not a {type(value).__name__}. Pass {cure}"
     )
 
 

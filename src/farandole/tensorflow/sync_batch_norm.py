@@ -64,5 +64,5 @@ class Synchronized:
 def check_not_fused(fused: bool | None) -> None:
     if fused in (True, None):
         raise ValueError(
-            f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)"
+            f"SyncBatchNormalization does not support fused=True. (got fused={fused}; omit it)"
         )

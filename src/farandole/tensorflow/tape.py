@@ -20,11 +20,11 @@ from farandole.tensorflow.reducer import VariableReducer, key_of
 
 @documented(
     "init",
-    "ValueError: arguments that make no sense together.",
+    "ValueError: arguments that are invalid together.",
     gradtape="a tf.GradientTape, after its with block.",
     op="Average (the default), Sum or Adasum.",
-    num_groups="has no effect: all gradients of a step travel together.",
-    groups="has no effect: all gradients of a step travel together.",
+    num_groups="has no effect: all gradients of a step are sent together.",
+    groups="has no effect: all gradients of a step are sent together.",
     example=(
         "with tf.GradientTape() as tape:\n    loss = loss_of(model(x), y)\ntape ="
         " hvd.DistributedGradientTape(tape)\ngradients = tape.gradient(loss,"
@@ -80,12 +80,12 @@ def DistributedGradientTape(
 
 @documented(
     "init",
-    "ValueError: local_layers are no layers, or arguments that make no sense together.",
+    "ValueError: local_layers are not layers, or arguments are invalid together.",
     gradtape="a tf.GradientTape, after its with block.",
     op="Average (the default), Sum or Adasum.",
-    num_groups="has no effect: all gradients of a step travel together.",
-    groups="has no effect: all gradients of a step travel together.",
-    local_layers="a Keras layer, or several, that have their weights already.",
+    num_groups="has no effect: all gradients of a step are sent together.",
+    groups="has no effect: all gradients of a step are sent together.",
+    local_layers="a Keras layer that has its weights already, or several.",
     example="tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[0])",
 )
 def PartialDistributedGradientTape(

@@ -32,9 +32,9 @@ DTYPES = {
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _BF16 = torch.bfloat16
 NO_ELEMENTS = (
-    "A tensor on the meta device has no elements, so nothing of it can travel. A module gets some"
-    " by module.to_empty(device='cpu'), and values by load_state_dict() or its initialisation; or"
-    " make it on the CPU."
+    "A tensor on the meta device has no elements to send. Allocate a module with"
+    " module.to_empty(device='cpu') and set its values with load_state_dict() or its"
+    " initialisation, or create the tensor on the CPU"
 )
 
 
@@ -212,7 +212,7 @@ def supported() -> str:
     """Return the cure for an unsupported dtype."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
     return (
-        f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as"
+        f"Convert it with tensor.to(dtype) to one of {known}, or view complex numbers with"
         " torch.view_as_real(tensor)."
     )
 
@@ -222,9 +222,9 @@ def _unreadable(tensor: Any, error: RuntimeError) -> Exception:
     if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return error
     return TypeError(
-        "a tensor inside a transform of torch.func (vmap, jvp, ...) has no elements that could"
-        " travel: call the collective outside of the transformed function; for gradients,"
-        " loss.backward() and torch.autograd.grad go through collectives"
+        "a tensor inside a transform of torch.func (vmap, jvp, ...) has no elements to send. Call"
+        " the collective outside the transformed function; loss.backward() and"
+        " torch.autograd.grad differentiate collectives"
     )
 
 
@@ -232,5 +232,5 @@ def _unsupported(value: Any) -> Exception:
     if isinstance(value, torch.Tensor):
         return ValueError(f"Tensor type {value.type()} is not supported. {supported()}")
     return TypeError(
-        f"a torch.Tensor is needed, not {type(value).__name__}: use torch.as_tensor(value)"
+        f"a torch.Tensor is needed, not {type(value).__name__}. Use torch.as_tensor(value)"
     )

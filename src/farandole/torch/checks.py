@@ -307,9 +307,9 @@ class UnwrappedWatch:
     def _report(self, found: Sequence[int]) -> None:
         what = f"every rank took {STEPS} steps with {self._kind}"
         cure = (
-            f"begin alike ({CURES.broadcast}), and wrap the optimizer:"
-            " hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())."
-            " If they are meant to train apart: --check off"
+            f"broadcast the parameters ({CURES.broadcast}) and wrap the optimizer:"
+            " hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()). If"
+            " the ranks are meant to train separately: --check off"
         )
         if not self._discarded and not self._subject:
             report_unwrapped(what, found, cure)

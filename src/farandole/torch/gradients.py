@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _AT_ONCE = (
-    "Two threads are in backward passes of one DistributedOptimizer's parameters at once: when the"
-    " first ends, what is there is exchanged, and gradients of the other get lost. Add up the"
-    " losses and go backward once, or in one thread after the other, with backward_passes_per_step"
-    " where a parameter gets several gradients"
+    "Two threads run backward passes of one DistributedOptimizer's parameters at the same time,"
+    " which loses gradients: the end of the first pass exchanges incomplete ones. Add up the"
+    " losses for one backward pass, or run one pass after the other, with"
+    " backward_passes_per_step if a parameter gets several gradients"
 )
 _PAIRS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _engine = torch.autograd.Variable._execution_engine
@@ -61,9 +61,9 @@ class TorchGradient:
         dtype = _travels_as(parameter)
         if options.codec and parameter.is_complex():
             raise ValueError(
-                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and a codec"
-                " takes real numbers: leave codec= out, or make it a real parameter of"
-                " torch.view_as_real(...), and its layer use torch.view_as_complex"
+                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, but a codec"
+                " needs real numbers. Remove codec=, or make it a real parameter of"
+                " torch.view_as_real(...) and use torch.view_as_complex in its layer"
             )
         if dtype is None:
             raise ValueError(
@@ -180,9 +180,9 @@ class TorchGradient:
         if _travels_as(parameter) is not self.dtype:
             raise ValueError(
                 f"parameter {self._name!r} was {self.dtype.value} when DistributedOptimizer was"
-                f" made, and is {str(parameter.dtype).removeprefix('torch.')} now. Convert the"
-                " model first (model.half(), say) and wrap its optimizer then; torch.autocast"
-                " leaves parameters as they are"
+                f" created, but is now {str(parameter.dtype).removeprefix('torch.')}. Convert the"
+                " model before wrapping its optimizer (model.half(), for example); torch.autocast"
+                " leaves parameters unchanged"
             )
         self._like_view = (parameter.stride() if is_dense(parameter) else None) == self._strides
 
@@ -314,10 +314,10 @@ class Arrivals:
             gc.collect()  # may free an optimizer without references
             if self._added_twice(parameter):
                 raise ValueError(
-                    f"a parameter of shape {list(parameter.shape)} belongs to another"
-                    " DistributedOptimizer already, and with op=Sum both would add up its"
-                    " gradients: a sum of sums. Use op=Average, which changes nothing a second"
-                    " time, or wrap one of the two optimizers"
+                    f"a parameter of shape {list(parameter.shape)} already belongs to another"
+                    " DistributedOptimizer, and with op=Sum both would sum its gradients. Use"
+                    " op=Average, whose repetition changes nothing, or wrap only one of the two"
+                    " optimizers"
                 )
         ready, late, watch = self._ready, self._late, self._watch
 

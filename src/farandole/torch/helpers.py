@@ -23,8 +23,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @helpers.seeding(
-    "augmenting = hvd.seed_everything(7)\nmodel = Net()  # the same weights on all ranks\n"
-    "noise = torch.randn(3, generator=augmenting)  # other noise on each"
+    "augmenting = hvd.seed_everything(7)\nmodel = Net()  # the same weights on all ranks\nnoise ="
+    " torch.randn(3, generator=augmenting)  # different noise on each rank"
 )
 def seed_everything(seed: int) -> torch.Generator:
     """Seed the global generators of Python, numpy and torch (including all GPUs) with the same seed
@@ -40,9 +40,9 @@ def seed_everything(seed: int) -> torch.Generator:
 
 
 @helpers.saving(
-    obj="what torch.save takes. Rank 0's counts; other ranks may give None.",
-    path="the file. Its folder must exist.",
-    options="the arguments of torch.save.",
+    obj="the object to save, as for torch.save. Rank 0's is written; other ranks may pass None.",
+    path="path of the file. Its folder must exist.",
+    options="passed on to torch.save.",
     example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
 )
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
@@ -55,12 +55,13 @@ def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
 
 @documented(
     "init",
-    "TypeError: loader is no DataLoader, or its dataset is an IterableDataset.",
+    "TypeError: loader is not a DataLoader, or its dataset is an IterableDataset.",
     "ValueError: loader has a batch_sampler or a sampler of its own.",
     loader="a torch DataLoader, with shuffle=True or False.",
-    seed="what the order depends on, with the epoch. The same on all ranks.",
+    seed="seeds the order, together with the epoch. The same on all ranks.",
     even=(
-        "what becomes of samples that ranks do not divide: 'pad' (some are taken twice) or 'drop'."
+        "handling of samples that do not divide evenly among the ranks: 'pad' (repeat some) or"
+        " 'drop'."
     ),
     example=(
         "loader = hvd.distribute(DataLoader(data, batch_size=32, shuffle=True))\n"
@@ -114,42 +115,44 @@ class _Epochs(DistributedSampler):
 def _check(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}: for"
-            " other loaders use farandole.data.DistributedSampler(dataset), whose indices are this"
-            " rank's"
+            f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}. For"
+            " other loaders use farandole.data.DistributedSampler(dataset), which yields this"
+            " rank's indices"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"{type(loader.dataset).__name__} is an IterableDataset, which gives samples in an"
-            " order of its own: let it pass over those of other ranks, itertools.islice(samples,"
+            f"{type(loader.dataset).__name__} is an IterableDataset, which determines the order of"
+            " its samples. Skip the samples of other ranks in it: itertools.islice(samples,"
             " hvd.rank(), None, hvd.size())"
         )
     if loader.batch_sampler is None:
         raise ValueError(
-            "the DataLoader has batch_size=None, so there are no batches to deal: give it"
-            " sampler=farandole.data.DistributedSampler(dataset), and use the loader as it is; or"
-            " use batch_size="
+            "the DataLoader has batch_size=None, so there are no batches to distribute. Pass"
+            " batch_size=, or create it with sampler=farandole.data.DistributedSampler(dataset)"
+            " and use it without distribute"
         )
     if type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(
-            f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which decides"
-            " alone what is in a batch: give it the indices of"
-            " farandole.data.DistributedSampler(dataset) to choose from, and use the loader as it"
-            " is; or use batch_size="
+            f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which"
+            " determines the batches. Let it choose from the indices of"
+            " farandole.data.DistributedSampler(dataset) and use the loader without distribute,"
+            " or use batch_size="
         )
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, DistributedSampler):
         raise ValueError(
-            "this DataLoader has this rank's part of the dataset already: call distribute once"
+            "this DataLoader is already limited to this rank's part of the dataset. Call"
+            " distribute only once"
         )
     if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ValueError(
-            f"the DataLoader has sampler={type(sampler).__name__}, and only its author knows how to"
-            " deal its samples to ranks: use shuffle=True or False, or a sampler that looks at"
+            f"the DataLoader has sampler={type(sampler).__name__}, whose samples distribute cannot"
+            " divide among the ranks. Use shuffle=True or False, or a sampler that depends on"
             " hvd.rank()"
         )
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples):
         raise ValueError(
-            f"the DataLoader's RandomSampler has replacement={sampler.replacement} and num_samples="
-            f"{sampler._num_samples}: distribute deals each sample once; use shuffle=True"
+            f"the DataLoader's RandomSampler has replacement={sampler.replacement} and"
+            f" num_samples={sampler._num_samples}, but distribute yields each sample once. Use"
+            " shuffle=True"
         )

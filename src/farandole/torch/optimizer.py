@@ -46,25 +46,26 @@ _SHOWN = (
 
 @documented(
     "init",
-    "ValueError: what makes no sense, or belongs to other parameters than the optimizer's. Also, in"
-    " the first backward pass: ranks have other parameters.",
-    "AssertionError: more backward passes than were announced.",
+    "ValueError: arguments that are invalid, alone or together, or parameters of another"
+    " optimizer. In the first backward pass: the ranks' parameters differ.",
+    "AssertionError: more backward passes than backward_passes_per_step.",
     optimizer="any torch optimizer.",
     named_parameters="model.named_parameters(), for names in errors and timelines.",
     op=(
-        "Average (the default), Sum, or Adasum: every rank steps with its own gradients then, and"
-        " steps are combined."
+        "Average (the default), Sum, or Adasum, with which every rank steps with its own"
+        " gradients and the steps are combined."
     ),
     process_set=(
-        "whose gradients are reduced; on a rank outside it, the optimizer steps with its own."
+        "ranks whose gradients are reduced; on a rank outside it, the optimizer steps with its"
+        " own gradients."
     ),
     strategy=(
-        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then"
-        " ('local_sgd:8', an object like LocalSGD(8)). Without it: that of --strategy."
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights from time to time"
+        " ('local_sgd:8', or an object such as LocalSGD(8)). Default: the value of --strategy."
     ),
     buffers=(
-        "model.buffers, or model.buffers() if the model stays as it is: averaged with the weights"
-        " (BatchNorm's statistics, say) if a strategy exchanges those."
+        "model.buffers, or model.buffers() if the model does not change: averaged together with"
+        " the weights (BatchNorm's statistics, for example) if the strategy exchanges weights."
     ),
     example=(
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -96,8 +97,8 @@ def DistributedOptimizer(
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError(
-            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
-            " given"
+            "this optimizer is already distributed. Pass the optimizer that DistributedOptimizer"
+            " wraps"
         )
     validation.check_optimizer("DistributedOptimizer", optimizer)
     options = gradient_options(
@@ -276,8 +277,8 @@ class _Combined(_Distributed):
     def skip_synchronize(self) -> Iterator[None]:
         raise AssertionError(
             "Skipping synchronization is not supported when using Adasum optimizer. Its gradients"
-            " are this rank's own, and step() combines what the ranks' steps changed: clip, and"
-            " call step() without skip_synchronize()."
+            " are this rank's own until step() combines the ranks' steps. Clip them, and call"
+            " step() without skip_synchronize()."
         )
         yield
 
@@ -328,10 +329,10 @@ def _blank(base: type) -> Any:
 def _refuse_subclass(self: Any, *args: Any, **options: Any) -> None:
     raise TypeError(
         f"{type(self).__name__} derives from horovod.torch.optimizer._DistributedOptimizer, whose"
-        " methods (_register_hooks, _allreduce_grad_async, ...) are Horovod's own and do not exist"
-        " here. Wrap the optimizer, hvd.DistributedOptimizer(optimizer, ...), where compression="
-        " changes what is sent; or exchange gradients yourself, with"
-        " hvd.allreduce_async_(parameter.grad), and step with the plain optimizer"
+        " private methods (_register_hooks, _allreduce_grad_async, ...) do not exist here. Wrap"
+        " the optimizer with hvd.DistributedOptimizer(optimizer, ...), whose compression= changes"
+        " the sent gradients, or call hvd.allreduce_async_(parameter.grad) and step with the"
+        " plain optimizer"
     )
 
 
@@ -481,8 +482,8 @@ class OptimizerState:
             return
         warnings.warn(
             "optimizer.step() called without optimizer.skip_synchronize() context after"
-            " optimizer.synchronize(): wrap it, or the ranks have to ask each other once more"
-            " whether there is something to reduce",
+            " optimizer.synchronize(), which costs another round of communication. Call step()"
+            " inside the context",
             stacklevel=5,
         )
         if reducer.anything_new():

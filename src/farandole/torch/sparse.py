@@ -39,7 +39,7 @@ def sparse_allreduce_async(
     averages of integers).
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
+        raise ValueError(f"op={op!r} is not defined for sparse tensors. Use Average or Sum")
     own = _to_grow(tensor if tensor.is_sparse else tensor.to_sparse())
     parts = [own._indices().t().contiguous(), own._values()]
     handle = gather_rows_async(parts, own.shape, name, process_set)

@@ -31,7 +31,7 @@ Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
     "disagree",
     "set",
     "root",
-    "ValueError: params is no such thing; and on all ranks, when they have other names.",
+    "ValueError: params is neither; or, on all ranks, names differ between the ranks.",
     params=(
         "model.state_dict(), or (name, tensor) pairs. The same names, shapes and types on all"
         " ranks."
@@ -52,16 +52,16 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
         ]
     else:
         raise ValueError(
-            f"invalid params of type: {type(params)}. Give model.state_dict(), or"
-            " model.named_parameters(); for a single tensor use broadcast_, for anything else"
-            " broadcast_object"
+            f"invalid params of type: {type(params)}. Pass model.state_dict() or"
+            " model.named_parameters(), use broadcast_ for a single tensor, or broadcast_object"
+            " for any other object"
         )
     for name, value in named:  # modules may keep any object as extra state
         if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith("_extra_state"):
             raise ValueError(
-                f"invalid params: {name!r} is a {type(value).__name__}, not a tensor, so nothing of"
-                " it would be sent. Give a state_dict itself, one after the other:"
-                " broadcast_parameters(checkpoint['model'], root_rank=0)"
+                f"invalid params: {name!r} is a {type(value).__name__}, not a tensor. Pass each"
+                " state_dict in a call of its own: broadcast_parameters(checkpoint['model'],"
+                " root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     # by name, in any order
@@ -82,7 +82,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     "set",
     "root",
     optimizer="any torch optimizer, distributed or not.",
-    model="has no effect; Horovod's programs give it.",
+    model="has no effect; accepted for Horovod's programs.",
     example="hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
 )
 def broadcast_optimizer_state(

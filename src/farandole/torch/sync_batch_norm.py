@@ -62,8 +62,9 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
     def _check_input_dim(self, input: Any) -> None:
         if input.dim() < 2:
             raise ValueError(
-                f"expected at least 2D input (got {input.dim()}D input): its shape is"
-                f" {tuple(input.shape)}, a batch of samples with channels has (N, C, ...)"
+                f"expected at least 2D input (got {input.dim()}D input of shape"
+                f" {tuple(input.shape)}). Pass a batch of samples with channels, of shape (N, C,"
+                " ...)"
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
         if input.shape[1] != self.num_features:
             raise ValueError(
                 f"expected an input with {self.num_features} channels (got {input.shape[1]}, in"
-                f" dimension 1 of shape {tuple(input.shape)}): make SyncBatchNorm with"
+                f" dimension 1 of shape {tuple(input.shape)}). Create SyncBatchNorm with"
                 f" num_features={input.shape[1]}"
             )
         output, count, mean, variance = _Normalize.apply(
@@ -162,7 +163,7 @@ def _shaped(values: Any, like: Any) -> Any:
 
 @documented(
     example="model = hvd.convert_sync_batchnorm(model)",
-    module="a torch.nn.Module; its parts are replaced in it.",
+    module="a torch.nn.Module, whose submodules are replaced in place.",
 )
 def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
     """Return ``module`` with each BatchNorm replaced by a SyncBatchNorm of the same parameters and

@@ -21,8 +21,8 @@ def check_optimizer(function: str, optimizer: Any) -> None:
             else f"a {type(optimizer).__name__}"
         )
         raise TypeError(
-            f"{function} takes an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), not"
-            f" {found}"
+            f"{function} takes an optimizer such as torch.optim.SGD(model.parameters(), lr=0.1),"
+            f" not {found}"
         )
 
 
@@ -37,7 +37,7 @@ def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) ->
     if odd is not None:
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced"
-            f" by model.named_parameters(). (This one has a {type(odd).__name__}: was it"
+            f" by model.named_parameters(). (This one contains a {type(odd).__name__}; was it"
             " model.parameters()?)"
         )
     given = [name for name, _ in named]
@@ -61,10 +61,10 @@ def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) ->
     ]
     if unnamed:
         raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Of"
-            f" the optimizer's parameters these have no name: {_some(unnamed, '; ')}. Names were"
-            f" given to {_some(given) or 'none'}. Give the names of the model that the optimizer"
-            " was made for, all of it: model.named_parameters()"
+            "named_parameters was specified, but one or more model parameters were not named."
+            f" Parameters of the optimizer without a name: {_some(unnamed, '; ')}. Given names:"
+            f" {_some(given) or 'none'}. Pass the names of all parameters of the model that the"
+            " optimizer was created for: model.named_parameters()"
         )
     return result
 
@@ -99,7 +99,7 @@ def check_members(groups: Any) -> None:
             {type(member).__name__ for member in members if not isinstance(member, torch.Tensor)}
         )
         raise ValueError(
-            f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not"
+            f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; pass parameters, not"
             " names)"
         )
     if len({id(parameter) for parameter in members}) < len(members):
@@ -111,5 +111,6 @@ def check_members(groups: Any) -> None:
             }
         )
         raise ValueError(
-            f"A parameter can only appear once in groups. (several times: those of shapes {shapes})"
+            "A parameter can only appear once in groups. (repeated parameters have the shapes"
+            f" {shapes})"
         )

@@ -274,10 +274,10 @@ def _refuse_overlaps(named: Sequence[tuple[str, Any]], spec: str) -> None:
         for other, earlier in before:
             if torch.isin(_places(parameter), _places(earlier)).any():
                 raise ValueError(
-                    f"parameters {other!r} and {name!r} have a part of their memory in common, and"
-                    f" strategy {spec!r} would change that part twice in each exchange: give the"
-                    " optimizer one tensor that holds both, make them of memory of their own"
-                    " (.clone()), or exchange gradients (strategy='allreduce')"
+                    f"parameters {other!r} and {name!r} share memory, which strategy {spec!r}"
+                    " would change twice in each exchange. Give the optimizer one tensor that"
+                    " contains both, give them separate memory (.clone()), or exchange gradients"
+                    " (strategy='allreduce')"
                 )
         before.append((name, parameter))
 

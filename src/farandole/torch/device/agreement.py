@@ -44,15 +44,15 @@ def decide(views: Sequence[View], name: str) -> Decision:
     """Decide from the views of all ranks. Pure. ``name``: the library for direct exchange."""
     obstacle, pity = _obstacle(views)
     if not obstacle:
-        return Decision(True, "every rank has a GPU of its own")
+        return Decision(True, "every rank has its own GPU")
     if all(view.wish != "on" for view in views):
         return Decision(False, obstacle, pity=pity)
     return Decision(
         False,
         obstacle,
-        f"--nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by {name}: {obstacle}."
-        f" Give every rank a GPU of its own, {_CURE}, or let them exchange through host memory:"
-        " --nccl=auto",
+        f"--nccl=on (FARANDOLE_NCCL) was given, but GPUs cannot exchange directly by {name}:"
+        f" {obstacle}. Give every rank its own GPU ({_CURE}), or exchange through host memory"
+        " (--nccl=auto)",
     )
 
 
@@ -75,7 +75,8 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
             if view.devices < sharing:
                 return why, False
             return (
-                f"{why}, though {view.devices} GPUs are there; {_CURE} gives every rank its own",
+                f"{why} although {view.devices} GPUs are available; {_CURE} gives every rank its"
+                " own",
                 True,
             )
     return "", False

@@ -18,8 +18,8 @@ from farandole.errors import RequestError
 # for aborting hung operations; a collective itself may take any time
 _PATIENCE = timedelta(seconds=30)
 CAPTURED = (
-    "collectives cannot be captured in a CUDA graph: ranks agree on the host before they run. Call"
-    " them before or after the captured part."
+    "collectives cannot be captured in a CUDA graph, because ranks agree on the host before they"
+    " run. Call them before or after the captured part"
 )
 
 
@@ -63,7 +63,7 @@ class Cuda:
         return (
             ""
             if distributed.is_available() and distributed.is_nccl_available()
-            else "a torch without NCCL"
+            else "a torch build without NCCL"
         )
 
     def connect(self, store: Any, rank: int, size: int) -> Any:

@@ -26,8 +26,8 @@ T = TypeVar("T")
 _FAREWELL = 30.0  # seconds for a group to end
 _TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}
 _NO_GROUP = (
-    "GPUs could not be connected by {name}: {error}. --nccl=off (FARANDOLE_NCCL=off) exchanges"
-    " through host memory."
+    "GPUs could not be connected by {name}: {error}. Use --nccl=off (FARANDOLE_NCCL=off) to"
+    " exchange through host memory"
 )
 
 
@@ -162,7 +162,7 @@ class TorchTransport:
             self._way = Native(0, 1)
             return
         far = self._settings.tls and context.local_size() < self.size
-        bar = f"--tls, and other hosts to reach, to which {name} would send in clear" if far else ""
+        bar = f"--tls and ranks on other hosts, which {name} would reach unencrypted" if far else ""
         decision = agreement.decide(agreement.views(self._host, self._accelerator, wish, bar), name)
         if self.rank == 0:
             log = logger.warning if decision.pity else logger.info

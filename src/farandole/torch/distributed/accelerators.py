@@ -30,8 +30,8 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
     if name is None or kind is None:
         both = 'name a backend for both, as in init_process_group("cpu:farandole,cuda:nccl"), or '
         raise ValueError(
-            f"the backend farandole is for tensors of the CPU, and this one is on {device!r}: "
-            f"{both if device == 'cuda' else ''}copy the tensor with tensor.cpu()"
+            f"the backend farandole handles CPU tensors, but this tensor is on {device!r}. To fix"
+            f" this, {both if device == 'cuda' else ''}copy the tensor with tensor.cpu()"
         )
     prefixed = distributed.PrefixStore(f"{device}/", store)
     timeout = timedelta(seconds=group.state.timeout)

@@ -132,8 +132,8 @@ def allgather(
     for given, taken in zip(inputs, outputs, strict=True):
         if len(taken) != group.size or taken[group.rank].numel() != given.numel():
             raise ValueError(
-                f"all_gather: {group.size} output tensors are needed, and that of this rank with"
-                f" {given.numel()} elements; they are {tensors_text(taken)}"
+                f"all_gather: {group.size} output tensors with {given.numel()} elements each are"
+                f" needed (the size of this rank's input), not {tensors_text(taken)}"
             )
         _check_dtypes("all_gather", [given, *taken])
     memories = [[byte_memory(tensor, taken=True) for tensor in taken] for taken in outputs]
@@ -149,8 +149,8 @@ def allgather_into(
     for given, taken in zip(inputs, outputs, strict=True):
         if taken.numel() != group.size * given.numel():
             raise ValueError(
-                f"all_gather_into_tensor: the output must have {group.size} times the elements of"
-                f" the input: it has {taken.numel()}, the input {given.numel()}"
+                f"all_gather_into_tensor: the output must have {group.size} times as many elements"
+                f" as the input, but it has {taken.numel()} and the input {given.numel()}"
             )
         _check_dtypes("all_gather_into_tensor", [given, taken])
         whole = byte_memory(taken, taken=True)
@@ -246,8 +246,8 @@ def reduce_scatter(
     for taken, given in zip(outputs, inputs, strict=True):
         if len(given) != group.size or given[group.rank].numel() != taken.numel():
             raise ValueError(
-                f"reduce_scatter: {group.size} input tensors are needed, and that of this rank with"
-                f" {taken.numel()} elements; they are {tensors_text(given)}"
+                f"reduce_scatter: {group.size} input tensors with {taken.numel()} elements each"
+                f" are needed (the size of this rank's output), not {tensors_text(given)}"
             )
         _check_dtypes("reduce_scatter", [taken, *given])
         factor = reduction(op, group.size, taken.dtype).factor
@@ -265,8 +265,8 @@ def reduce_scatter_from(
     for taken, given in zip(outputs, inputs, strict=True):
         if given.numel() != group.size * taken.numel():
             raise ValueError(
-                f"reduce_scatter_tensor: the input must have {group.size} times the elements of the"
-                f" output: it has {given.numel()}, the output {taken.numel()}"
+                f"reduce_scatter_tensor: the input must have {group.size} times as many elements"
+                f" as the output, but it has {given.numel()} and the output {taken.numel()}"
             )
         _check_dtypes("reduce_scatter_tensor", [taken, given])
         whole = elements(given, reduction(op, group.size, taken.dtype).factor)[0]
@@ -330,8 +330,8 @@ def alltoall_base(
 
     def describe() -> str:
         cut = (
-            f", rows to each rank {list(input_splits) or 'alike'}, from each"
-            f" {list(output_splits) or 'alike'}"
+            f", rows to each rank {list(input_splits) or 'equal'}, from each rank"
+            f" {list(output_splits) or 'equal'}"
         )
         return f"{_described('all_to_all_single', '', [input])} into {tensors_text([output])}{cut}"
 
@@ -347,8 +347,8 @@ def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[An
     first = _first(inputs, "all_to_all")
     if len(inputs) != group.size or len(outputs) != group.size:
         raise ValueError(
-            f"all_to_all: a tensor for each of {group.size} ranks is needed, and one from each;"
-            f" they are {len(inputs)} and {len(outputs)}"
+            f"all_to_all: {group.size} input and {group.size} output tensors are needed, one per"
+            f" rank, not {len(inputs)} and {len(outputs)}"
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
     memories = [byte_memory(tensor, taken=True) for tensor in outputs]
@@ -383,7 +383,7 @@ def _described_move(what: str, given: Sequence[Any], taken: Sequence[Any]) -> st
 
 def _first(tensors: Sequence[Any], what: str) -> Any:
     if not tensors:
-        raise ValueError(f"{what}: a list with a tensor is needed, and it is empty")
+        raise ValueError(f"{what}: the list of tensors is empty. Pass a list with a tensor")
     _check_dtypes(what, tensors)
     return tensors[0]
 
@@ -404,15 +404,16 @@ def _check_root(what: str, group: CollectiveGroup, root: int) -> None:
     """
     if not 0 <= root < group.size:
         raise ValueError(
-            f"{what}: the root {root} is no member of {group.name}, which has 0 to"
-            f" {group.size - 1}: give one of these"
+            f"{what}: the root {root} is not a member of {group.name}. Use a rank from 0 to"
+            f" {group.size - 1}"
         )
 
 
 def _check_list(what: str, group: CollectiveGroup, tensors: Sequence[Any], root: int) -> None:
     if group.rank == root and len(tensors) != group.size:
         raise ValueError(
-            f"{what}: rank {root} needs a tensor for each of {group.size} ranks, not {len(tensors)}"
+            f"{what}: rank {root} needs a list of {group.size} tensors, one per rank, not"
+            f" {len(tensors)}"
         )
 
 
@@ -437,13 +438,13 @@ def _bytes_of_splits(
         if rows % group.size:
             raise ValueError(
                 f"all_to_all_single: the first dimension of the {which} ({rows}) does not divide"
-                f" equally among {group.size} ranks; give {which}_split_sizes"
+                f" equally among {group.size} ranks. Pass {which}_split_sizes"
             )
         splits = [rows // group.size] * group.size
     if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
-            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers,"
-            f" none below 0, that add up to the first dimension, {rows}"
+            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size}"
+            f" non-negative numbers whose sum is the first dimension, {rows}"
         )
     row = tensor.numel() // rows * tensor.element_size() if rows else 0
     return [count * row for count in splits]

@@ -500,8 +500,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _check_peer(self, what: str, peer: int) -> None:
         if not 0 <= peer < self._size or peer == self._rank:
             raise ValueError(
-                f"{what}: {peer} is no other member of {self.state.name}, which has 0 to"
-                f" {self._size - 1}; this one is {self._rank}"
+                f"{what}: {peer} is not another member of {self.state.name}. Use a rank from 0 to"
+                f" {self._size - 1} other than this one, {self._rank}"
             )
 
     # Tensors on other devices.

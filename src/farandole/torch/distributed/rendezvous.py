@@ -96,7 +96,7 @@ def _join(
     if bool(own) == bool(begun["secret"]):
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
-            f"{ours} of this group was started by Farandole and {others} was not: start all ranks"
+            f"{ours} of this group was started by Farandole, but {others} was not. Start all ranks"
             " with farandole run, or all with torchrun"
         )
     secret, scope = own or begun["secret"], f"c10d/{begun['scope']}"
@@ -122,14 +122,14 @@ def _absent(
     members = ", ".join(map(str, missing))
     if {*missing} <= {*client.left()}:
         return RendezvousError(
-            f"the members {members} of a group of {size} have ended, or left the default group, and"
-            " did not come to new_group: all its members must call it, and one that catches an"
-            " error of its own must not go on alone",
+            f"the members {members} of a group of {size} ended, or left the default group, without"
+            " calling new_group. Call new_group on all its members; a member that catches an"
+            " exception must not continue alone",
             missing,
         )
     return RendezvousError(
-        f"the members {members} of a group of {size} did not come to init_process_group or"
-        f" new_group within {timeout:g} s, its timeout",
+        f"the members {members} of a group of {size} did not call init_process_group or new_group"
+        f" within the timeout of {timeout:g} s",
         missing,
     )
 
@@ -211,7 +211,7 @@ class GroupStore:
         found = self.wait(key, timeout)
         if found is None:
             raise RendezvousError(
-                f"{key!r} was not set in torch.distributed's store within {timeout:g} s"
+                f"{key!r} did not appear in torch.distributed's store within {timeout:g} s"
             )
         return found
 
@@ -237,7 +237,7 @@ class GroupStore:
             raise
         except (distributed.DistError, RuntimeError) as error:
             raise RendezvousError(
-                f"{key!r} was not set in torch.distributed's store: {error}"
+                f"{key!r} did not appear in torch.distributed's store: {error}"
             ) from error
         return found
 
@@ -257,7 +257,7 @@ class GroupStore:
             if (found := self._find(self._gave_up)) is not None:
                 rank, why = json.loads(found)
                 raise RendezvousError(
-                    f"the member {rank} of this group gave up while it was made: {why}"
+                    f"the member {rank} gave up while this group was created: {why}"
                 )
             if time.monotonic() >= end:
                 return

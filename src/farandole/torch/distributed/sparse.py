@@ -19,15 +19,15 @@ def check_sparse(tensors: Sequence[Any], op: Any) -> None:
     if op.op != TorchOp.SUM:
         cure = "divide their sum by the number of ranks, or " if op.op == TorchOp.AVG else ""
         raise ValueError(
-            f"all_reduce takes ReduceOp.SUM alone for sparse tensors, not {op.op.name}: {cure}give"
-            " tensor.to_dense()"
+            f"all_reduce supports only ReduceOp.SUM for sparse tensors, not {op.op.name}. To fix"
+            f" this, {cure}pass tensor.to_dense()"
         )
     for tensor in tensors:
         if tensor.layout is not torch.sparse_coo:
             layout = str(tensor.layout).removeprefix("torch.")
             raise ValueError(
-                f"all_reduce sums sparse tensors in COO layout alone, and one is in {layout}: give "
-                "tensor.to_sparse_coo(), or tensor.to_dense()"
+                "all_reduce supports sparse tensors in COO layout only, but one has layout"
+                f" {layout}. Pass tensor.to_sparse_coo() or tensor.to_dense()"
             )
 
 

@@ -107,8 +107,8 @@ def _detached(tensor: Any) -> Any:
 def _check_dense(tensor: Any) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(
-            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by"
-            " all_reduce (COO alone), and nothing else: give tensor.to_dense()"
+            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} is not supported:"
+            " only all_reduce accepts sparse tensors, in COO layout. Pass tensor.to_dense()"
         )
 
 
@@ -118,8 +118,8 @@ def _check_room(tensor: Any) -> None:
         for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
         raise ValueError(
-            f"a tensor of shape {list(tensor.shape)} that expand() made has one place for several"
-            " elements, and can take no result: give tensor.clone()"
+            f"an expanded tensor of shape {list(tensor.shape)} stores several elements in one"
+            " place, so it cannot hold a result. Pass tensor.clone()"
         )
 
 
@@ -156,7 +156,8 @@ class _TensorMemory:
         if not place:
             raise ValueError(
                 f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its"
-                " storage was freed, or is fake, or it wraps other tensors: give those"
+                " storage was freed or is fake, or it wraps other tensors. If it wraps tensors,"
+                " pass those"
             )
         self.__array_interface__ = {
             "version": 3,
@@ -195,7 +196,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
         if not tensor.is_complex():
             known = ", ".join(dtype.value for dtype in DTYPES.values())
             raise ValueError(
-                f"{tensor.dtype} cannot be reduced; convert it to one of {known}, or to a complex"
+                f"{tensor.dtype} cannot be reduced. Convert it to one of {known}, or to a complex"
                 " type"
             )
         tensor = torch.view_as_real(tensor)
@@ -210,15 +211,15 @@ def reduction(op: Any, size: int, dtype: Any) -> RankReduction:
     kind = op.op
     found, name = _OPS[kind], kind.name
     if found in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"ReduceOp.{name} works on integers, not on {dtype}")
+        raise ValueError(f"ReduceOp.{name} applies to integers, not to {dtype}")
     if dtype.is_complex and found is not ReduceOp.SUM:
         raise ValueError(
-            f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged"
+            f"ReduceOp.{name} is not defined for {dtype}. Sum or average complex numbers"
         )
     if dtype is torch.bool and kind == TorchOp.AVG:
         raise ValueError(
-            "Cannot use ReduceOp.AVG with boolean inputs: a share has no place in a bool. Give"
-            " tensor.float(), or use MIN (true where all are) or MAX (where any is)"
+            "Cannot use ReduceOp.AVG with boolean inputs, because a mean is not a bool. Pass"
+            " tensor.float(), or use MIN (True if all are) or MAX (True if any is)"
         )
     factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
     return RankReduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)

@@ -68,7 +68,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
             )
             if not self._wait_for(seconds):
                 raise StalledError(
-                    f"{self._what} is not done {seconds:g} s after wait(timeout) was called"
+                    f"{self._what} has not completed within {seconds:g} s after wait(timeout)"
                 )
         if self._call.error is not None:
             raise self._call.error
