@@ -35,12 +35,12 @@ class _Binding(ArrayBinding):
             or isinstance(tensor, np.ma.MaskedArray)
         ):
             raise TypeError(
-                f"a numpy array is needed, not {type(tensor).__name__}: use np.asarray(value)"
+                f"a numpy array is needed, not {type(tensor).__name__}. Use np.asarray(value)"
             )
         if not tensor.dtype.isnative:
             raise ValueError(
-                f"arrays of type {tensor.dtype.str!r} are not supported: its bytes are not in this"
-                " machine's order. Use array.astype(array.dtype.newbyteorder('='))."
+                f"arrays of type {tensor.dtype.str!r} do not have this machine's byte order. Use"
+                " array.astype(array.dtype.newbyteorder('='))."
             )
         return super().buffer(np.asarray(tensor))
 
@@ -96,8 +96,7 @@ def _writable(tensor: Any) -> Any:
             else f"is a {type(tensor).__name__}, not an array"
         )
         raise ValueError(
-            f"the array {what}, so that it cannot be changed in place: use the function without"
-            " the _"
+            f"the array {what}, and cannot be changed in place. Use the function without the _"
         )
     return tensor
 

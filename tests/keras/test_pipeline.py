@@ -366,28 +366,28 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
         return said
 
     expected = [
-        "Own is a class of its own",
-        "has no weights yet: let it begin with keras.Input",
+        "Own is a custom class",
+        "has no weights yet. Begin it with keras.Input",
         "the layer 'joined' (Add) takes 2 tensors",
-        "(Multiply) is an operation and no layer",
-        (
-            "('again' and 'again'): the layer is there twice, and stages share no weights: make one"
-            " layer of them"
-        ),
-        "the layer 'scaled' (Scaled) is called with more than a tensor (by)",
+        "(Multiply) is an operation, not a layer",
+        "('again' and 'again') the layer occurs twice",
+        "the layer 'scaled' (Scaled) is called with arguments in addition to a tensor (by)",
         "has 2 outputs",
         "'mine' (Uncopied) cannot be copied: no config",
-        "stages=3 needs a number of ranks that 3 divides, and this job has 2",
-        "stages=2, but only 1 of the 2 layers have weights",
-        "no stage can begin with 'nobody' of cuts: the layers are dense",
-        "makes 3 stages, and stages=2",
-        "both must be 1 or more",
+        "the number of ranks, 2, must be a multiple of stages=3",
+        "stages=2 is more than the 1 layers with weights (of 2 layers)",
+        "unknown layer 'nobody'; a stage can begin with dense",
+        "makes 3 stages instead of stages=2",
+        "must be at least 1",
         (
-            "rank 1 has as layer 0 Dense with weights [(6, 8)",
-            "rank 0 has as layer 0 Dense with weights [(5, 8)",
+            "rank 1 has Dense with weights [(6, 8)",
+            "rank 0 has Dense with weights [(5, 8)",
         ),
-        ("rank 1 has micro_batches=3, and rank 0 2", "rank 0 has micro_batches=2, and rank 1 3"),
-        "Own is a class of its own",
+        (
+            "rank 1 has micro_batches=3, and rank 0 has 2",
+            "rank 0 has micro_batches=2, and rank 1 has 3",
+        ),
+        "Own is a custom class",
         "global_clipnorm=1.0 is of the gradients of all layers",
     ]
     for rank, said in enumerate(on(STAGED[0], 2, make)):
@@ -423,8 +423,8 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
     for rank, (epochs, batches) in enumerate(on(STAGED[0], 2, train)):
         assert (
             epochs
-            == "ValueError: Pipeline.fit: epochs must be the same on all ranks: rank 0 has 1, and"
-            " rank 1 2"
+            == "ValueError: Pipeline.fit: epochs must be the same on all ranks, but rank 0 has 1,"
+            " and rank 1 has 2"
         )
         assert mentions(batches, "stage 1", "stage 0")
         assert batches.startswith(("PeerLostError", "ValueError")[rank])

@@ -305,9 +305,7 @@ def test_a_model_converted_after_its_optimizer_was_wrapped() -> None:
             loss_of(model, x.double(), y.double()).backward()
         return str(caught.value)
 
-    assert all(
-        mentions(text, "float32", "float64", "DistributedOptimizer") for text in job(2, fn)
-    )
+    assert all(mentions(text, "float32", "float64", "DistributedOptimizer") for text in job(2, fn))
 
 
 def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:

@@ -58,7 +58,7 @@ class DistributedSampler:
         self.even = even or ("drop" if drop_last else "pad")
         if self.even not in EVEN:
             raise SettingsError(
-                f"even={even!r} is not a way to deal samples; choose one of {', '.join(EVEN)}"
+                f"even={even!r} is not a way to divide samples. Use one of {', '.join(EVEN)}"
             )
         if self.length < 0:
             raise SettingsError(
@@ -66,7 +66,8 @@ class DistributedSampler:
             )
         if (num_replicas is None) != (rank is None):
             raise SettingsError(
-                f"num_replicas={num_replicas} and rank={rank} come together: give both, or neither"
+                f"num_replicas={num_replicas} and rank={rank} must be given together. Give both or"
+                " neither"
             )
         if rank is not None and not 0 <= rank < (num_replicas or 0):
             raise SettingsError(

@@ -74,7 +74,7 @@ def from_spark(
     """
     _check_frame(frame)
     if "storage_options" in options and parent is None:
-        raise SettingsError("storage_options need parent=, the folder that they are for")
+        raise SettingsError("storage_options needs parent=, the folder to which they apply")
     write_options = WriteOptions(
         parent=parent or write_folder(frame.sparkSession),
         row_group=row_group_bytes,
@@ -89,7 +89,7 @@ def from_spark(
         if not data.rows:
             raise DataError("the DataFrame has no rows")
     except ImportError as error:
-        logger.info("the ranks look at the data first: %s", error)
+        logger.info("the ranks will check the data, because this process cannot: %s", error)
     except BaseException:
         data.delete()
         raise
@@ -101,11 +101,11 @@ def _check_frame(frame: Any) -> None:
     if hasattr(frame, "sparkSession"):
         return
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}".removeprefix("builtins.")
-    cure = "give spark.createDataFrame(it), or write it to Parquet and use from_parquet(path)"
+    cure = "pass spark.createDataFrame(it), or write it to Parquet and use from_parquet(path)"
     if isinstance(frame, str | os.PathLike):
-        cure = f"for files give spark.read.parquet(path), or use from_parquet({os.fspath(frame)!r})"
+        cure = f"for files pass spark.read.parquet(path), or use from_parquet({os.fspath(frame)!r})"
     elif hasattr(frame, "to_spark"):
-        cure = "give its to_spark()"
+        cure = "pass its to_spark()"
     elif hasattr(frame, "toDF"):
-        cure = "give its toDF()"
-    raise TypeError(f"from_spark takes a DataFrame of Spark, and this is a {kind}: {cure}")
+        cure = "pass its toDF()"
+    raise TypeError(f"from_spark takes a DataFrame of Spark, not a {kind}. To convert it, {cure}")

@@ -26,8 +26,8 @@ def write_folder(session: Any) -> str:
     folder = shared_folder(session)
     if not folder:
         raise SettingsError(
-            "from_spark needs a folder that Spark and all ranks reach by one name:"
-            " parent='hdfs://...', s3://, abfs://, /Volumes/... or a folder on a shared disk; or"
+            "from_spark needs a folder that Spark and all ranks reach by the same name. Use"
+            " parent='hdfs://...', s3://, abfs://, /Volumes/... or a folder on a shared disk, or"
             f" set {FOLDER} for the session"
         )
     return folder

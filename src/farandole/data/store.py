@@ -102,7 +102,7 @@ class Store:
     def get_run_path(self, run_id: str) -> str:
         if not re.fullmatch(r"[\w.-]+", run_id) or run_id in (".", ".."):
             raise DataError(
-                f"run_id={run_id!r} is the name of a folder: letters, digits, '-', '_' and '.'"
+                f"run_id={run_id!r} must be a folder name of letters, digits, '-', '_' and '.'"
             )
         return f"{self._runs_path}/{run_id}"
 
@@ -206,7 +206,7 @@ class Store:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         if not dataset.files:
-            raise DataError(f"{path} holds no Parquet files")
+            raise DataError(f"{path} contains no Parquet files")
         return dataset
 
     # Runs.
@@ -226,8 +226,8 @@ class Store:
         unknown = [run_id for time, run_id in runs_by_time if time is None]
         if runs and unknown:
             raise DataError(
-                f"{self._runs_path} does not tell when {unknown[0]!r} was written to: use"
-                " delete_run()"
+                f"{self._runs_path} does not have the time of the last write to {unknown[0]!r}."
+                " Use delete_run()"
             )
         gone = [run_id for _, run_id in runs_by_time[: -runs or None]]
         for run_id in gone:
@@ -240,7 +240,8 @@ class Store:
         """
         if checkpoints < 1:
             raise DataError(
-                f"checkpoints={checkpoints} must be at least 1: without any a run cannot go on"
+                f"checkpoints={checkpoints} must be at least 1, because a run resumes from a"
+                " checkpoint"
             )
         gone = self.get_checkpoints(run_id, suffix)[:-checkpoints]
         for path in gone:
@@ -314,8 +315,8 @@ class Store:
         folder = self.normalize_path(str(path)).rstrip("/") or "/"
         if _scheme(folder) != _scheme(self.prefix_path):
             raise DataError(
-                f"{path} is on another file system than the store, {self.prefix_path}: a store"
-                " has one"
+                f"{path} is on another file system than the store, {self.prefix_path}. Use a path"
+                " on the store's file system"
             )
         return folder
 

@@ -125,9 +125,9 @@ def _write(frame: Any, names: Sequence[str], options: WriteOptions) -> WrittenFr
             raise
         _written.remove(written)  # its files are missing
         raise DataError(
-            f"Spark cannot write to {options.parent}: {unknown[0]}. Give Spark the file system (for"
-            f" S3: hadoop-aws in spark.jars.packages, and s3a://), or set {FOLDER} to a folder that"
-            " Spark and all ranks reach"
+            f"Spark cannot write to {options.parent}: {unknown[0]}. Add the file system to Spark"
+            f" (for S3: hadoop-aws in spark.jars.packages, and s3a://), or set {FOLDER} to a"
+            " folder that Spark and all ranks reach"
         ) from error
     return written
 

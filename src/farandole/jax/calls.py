@@ -118,9 +118,9 @@ class Collective:
             ]
         if self.splits is not None:
             raise ValueError(
-                f"{self} with splits: what comes back has a shape that depends on the other ranks,"
-                " which a jitted program cannot have. Call it outside of jit, or deal rows evenly"
-                " (pad them, and leave splits out)"
+                f"{self} with splits returns a shape that depends on the other ranks, which is"
+                " impossible in a jitted program. Call it outside of jit, or pad the rows to"
+                " equal parts and omit splits"
             )
         if shapes[0][0] % engine.size:
             raise RequestError(
@@ -163,8 +163,8 @@ class Collective:
         if self.place not in (None, (engine.rank, engine.size)):
             rank, size = self.place or (0, 0)
             raise ValueError(
-                f"this program was made for rank {rank} of {size}, but this is rank {engine.rank}"
-                f" of {engine.size}. Call jax.clear_caches() when ranks have changed"
+                f"this program was compiled for rank {rank} of {size}, but this is rank"
+                f" {engine.rank} of {engine.size}. Call jax.clear_caches() after the ranks change"
             )
 
     def _call(self, verb: str, arrays: Sequence[Array], told: dict[str, Any]) -> list[Any]:
@@ -215,7 +215,6 @@ class Collective:
         for expected, rows in zip(self.expected(shapes), found, strict=True):
             if rows != expected:
                 raise ValueError(
-                    f"ranks have {list(rows)} rows, but inside a jitted program all must have as"
-                    " many, for shapes are fixed before it runs. Pad the arrays, or call allgather"
-                    " outside of jit"
+                    f"ranks have {list(rows)} rows, but a jitted program needs the same number on"
+                    " all ranks. Pad the arrays, or call allgather outside of jit"
                 )

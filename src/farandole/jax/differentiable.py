@@ -271,8 +271,8 @@ def splits_of(splits: Any) -> tuple[int, ...]:
     """
     if isinstance(splits, jax.core.Tracer):
         raise ValueError(
-            "alltoall: splits must be numbers, not values of a jitted program: call it outside"
-            " of jit"
+            "alltoall: splits must be numbers, not values of a jitted program. Call it outside of"
+            " jit"
         )
     values = np.asarray(splits)
     if values.ndim != 1:

@@ -168,7 +168,7 @@ class _Call:
 def _copy(array: Array, target: Any, shape: tuple[int, ...], dtype: Any) -> None:
     if array.shape != shape or array.dtype != dtype:
         raise RuntimeError(
-            f"a result is {array.dtype}{list(array.shape)}, but the program has room for"
+            f"a result is {array.dtype}{list(array.shape)}, but the program expects"
             f" {dtype}{list(shape)}"
         )
     _bytes_at(target, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -204,8 +204,8 @@ def _find(number: int) -> _Call:
     call = _calls.get(number)
     if call is None:
         raise RuntimeError(
-            "this program was compiled by another process, and its collectives with it: compile it"
-            " here"
+            "this program and its collectives were compiled by another process. Compile it in"
+            " this process"
         )
     return call
 

@@ -123,19 +123,19 @@ class _Reduction:
 @documented(
     "init",
     "disagree",
-    leaves="arrays of floating point or whole numbers, None, or float0.",
+    leaves="arrays of floats or integers, None, or float0.",
     names="one per leaf, for messages.",
     reducer=(
-        "a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its"
-        " options count."
+        "a farandole.strategies.list_reducer.GradientListReducer, used in all steps. Its options"
+        " apply."
     ),
-    parameters="what the leaves are gradients of, in the same order, if that is known.",
+    parameters="the parameters of the leaves, in the same order, if known.",
     mark=(
-        "of the model, for a reducer that tells models apart, and the number of its step; or"
-        " nothing."
+        "the model's mark and the number of its step, for a reducer that distinguishes models; or"
+        " empty."
     ),
-    cures="what to advise when ranks have come apart.",
-    reported="codes of findings that the user has seen.",
+    cures="advice for ranks whose parameters differ.",
+    reported="codes of findings that were already reported.",
 )
 def reduce_gradients(
     leaves: Sequence[Any],

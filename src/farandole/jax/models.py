@@ -67,11 +67,11 @@ class Models:
         scope, last = self._exchanged.get(mark, ("", 0))
         if label and step > 1 and scope == now[0] and (step == last or (step < last and not lasts)):
             raise ValueError(
-                f"step {step} of this model was exchanged before, and its result was dropped, but"
-                f" {label} counts both times. optax.MultiSteps around DistributedOptimizer drops"
-                " all passes but the last one: use DistributedOptimizer(optimizer,"
-                " backward_passes_per_step=...) instead, or put MultiSteps inside. To go back to"
-                " an earlier state, make a new optimizer"
+                f"step {step} of this model was exchanged twice, and its first result was dropped,"
+                f" but {label} counts both. optax.MultiSteps around DistributedOptimizer drops all"
+                " passes but the last: use DistributedOptimizer(optimizer,"
+                " backward_passes_per_step=...) instead, or put MultiSteps inside. To return to"
+                " an earlier state, create a new optimizer"
             )
         if label and not lasts and step:
             self._check_lasts(mark, *now, label)
@@ -93,13 +93,12 @@ class Models:
         _single[mark] = scope, step, count
         if count > 2:
             raise ValueError(
-                f"steps {step - 2}, {step - 1} and {step} of this model were made by three"
-                f" optimizers, and {label} keeps something from step to step, which each of them"
-                " lost: make DistributedOptimizer once, before the first step."
-                " optax.inject_hyperparams around it makes a new one in each update outside of"
-                " jax.jit: put it inside,"
-                " DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)), or"
-                " jit the update"
+                f"steps {step - 2}, {step - 1} and {step} of this model used three different"
+                f" optimizers, and each lost the state that {label} keeps between steps. Create"
+                " DistributedOptimizer once, before the first step. optax.inject_hyperparams"
+                " around it creates a new one in each update outside of jax.jit: put it inside,"
+                " DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)),"
+                " or jit the update"
             )
 
 

@@ -41,8 +41,8 @@ _forced: bool | None = None
 @documented(
     "init",
     "disagree",
-    options="the arguments of jax.distributed.initialize.",
-    example="hvd.init()\nhvd.init_distributed()  # before any array is made",
+    options="passed on to jax.distributed.initialize.",
+    example="hvd.init()\nhvd.init_distributed()  # before any array is created",
 )
 def init_distributed(**options: Any) -> None:
     """Call ``jax.distributed.initialize`` for the ranks of this job, after ``hvd.init()`` and
@@ -53,8 +53,8 @@ def init_distributed(**options: Any) -> None:
     """
     if context.settings().tls and context.local_size() < context.size():
         raise SettingsError(
-            "init_distributed(): this job was started with --tls (FARANDOLE_TLS=1), and JAX does"
-            " not encrypt what it sends to other hosts: leave one of the two out"
+            "init_distributed(): this job was started with --tls (FARANDOLE_TLS=1), but JAX does"
+            " not encrypt its traffic to other hosts. Use only one of them"
         )
     address = None
     if context.rank() == 0:
@@ -76,7 +76,7 @@ def _here() -> str:
     return interfaces.outside(store.host, context.settings().network_interfaces)
 
 
-@documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")
+@documented(wanted="True, False, or None (True if there are accelerators). The same on all ranks.")
 def use_native(wanted: bool | None) -> None:
     """Choose whether to use JAX's own collectives where possible. None: if there are accelerators.
     The same on all ranks.
@@ -111,10 +111,10 @@ def mesh() -> Mesh:
 
 
 @documented(
-    "ValueError, when a program is traced: it has what XLA has no collective for (Adasum, process"
-    " sets, splits).",
+    "ValueError, when a program is traced: XLA has no collective for a call in it (Adasum,"
+    " process sets, splits).",
     fun="a function of arrays, as for jax.jit.",
-    options="the arguments of jax.jit, but for static arguments.",
+    options="passed on to jax.jit; static arguments are not supported.",
     example="@hvd.spmd\ndef mean(x):\n    return hvd.allreduce(x)",
 )
 def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -190,16 +190,16 @@ def inside(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     """
     why = _unfit(call, arrays)
     if why:
-        raise ValueError(f"{call}: {why}, in a program of hvd.spmd; use jax.jit for it")
+        raise ValueError(f"{call}: {why} in a program of hvd.spmd. Use jax.jit for it")
     return [_one(call, array) for array in arrays]
 
 
 def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
     size, shapes = context.size(), [array.shape for array in arrays]
     if call.process_set is not WORLD:
-        return "there are no process sets"
+        return "process sets are not supported"
     if call.kind is Kind.ALLREDUCE and call.op is ReduceOp.ADASUM:
-        return "there is no Adasum"
+        return "Adasum is not supported"
     if call.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
         why = _inexact(call, [array.dtype for array in arrays])
         if why:
@@ -216,7 +216,7 @@ def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
     if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL) and any(
         shape[0] % size for shape in shapes
     ):
-        return f"rows must be a multiple of the number of ranks ({size})"
+        return f"the number of rows must be a multiple of the number of ranks ({size})"
     return ""
 
 
@@ -226,12 +226,13 @@ def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
     """
     scaled = (call.prescale, call.postscale) != (1.0, 1.0)
     if scaled and any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
-        return "whole numbers are not multiplied by prescale_factor or postscale_factor"
+        return "integers cannot be multiplied by prescale_factor or postscale_factor"
     if (scaled or call.op is ReduceOp.AVERAGE) and any(
         jnp.issubdtype(dtype, jnp.bool_) for dtype in dtypes
     ):
         return (
-            "averages and multiples of bool are not defined; use Min (all true) or Max (any true)"
+            "averages and multiples of bool are not defined (use Min for all true, Max for any"
+            " true)"
         )
     return ""
 

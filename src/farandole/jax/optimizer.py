@@ -96,10 +96,11 @@ class TreeReducer:
 @documented(
     "init",
     "disagree",
-    "ValueError: op or factors that make no sense.",
-    op="Average (the default), Sum, or Adasum: of each array for itself.",
-    process_set="whose gradients are reduced; a rank outside it keeps its own.",
-    name="what ranks agree by, if they do not use their optimizers in the same order.",
+    "ValueError: an invalid op or factor.",
+    op="Average (the default), Sum, or Adasum, which is applied to each array separately.",
+    process_set="ranks whose gradients are reduced; a rank outside it keeps its own gradients.",
+    name="identifies the optimizer to other ranks, if the ranks do not use their optimizers in"
+    " the same order.",
     example=(
         "optimizer = optax.chain(hvd.distributed_gradients(), optax.clip_by_global_norm(1.0),"
         " optax.adam(0.001))"
@@ -156,22 +157,24 @@ def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
 @documented(
     "init",
     "disagree",
-    "ValueError: op or factors that make no sense.",
+    "ValueError: an invalid op or factor.",
     optimizer="any optax.GradientTransformation.",
     op=(
-        "Average (the default), Sum, or Adasum: every rank computes its own updates then, and the"
-        " updates are combined."
+        "Average (the default), Sum, or Adasum, with which every rank computes its own updates"
+        " and the updates are combined."
     ),
-    average_aggregated_gradients="of several passes, the mean counts (the default), not the sum.",
+    average_aggregated_gradients="use the mean of several passes (the default) instead of the sum.",
     process_set=(
-        "whose gradients are reduced; on a rank outside it, the optimizer steps with its own."
+        "ranks whose gradients are reduced; on a rank outside it, the optimizer steps with its"
+        " own gradients."
     ),
     strategy=(
-        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then"
-        " ('local_sgd:8', an object like LocalSGD(8)): update() needs params then. Without it: that"
-        " of --strategy."
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights from time to time"
+        " ('local_sgd:8', or an object such as LocalSGD(8)), for which update() needs params."
+        " Default: the value of --strategy."
     ),
-    name="what ranks agree by, if they do not use their optimizers in the same order.",
+    name="identifies the optimizer to other ranks, if the ranks do not use their optimizers in"
+    " the same order.",
     example=(
         "optimizer = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))\n"
         "updates, opt_state = optimizer.update(gradients, opt_state, params)"
@@ -222,14 +225,15 @@ def DistributedOptimizer(
 @documented(
     "init",
     "disagree",
-    "ValueError: op or factors that make no sense.",
-    fun="a function of arrays that gives a scalar, as for jax.value_and_grad.",
-    argnums="by which arguments to differentiate: a number or several.",
-    has_aux="fun gives a pair: the scalar, and what else is to be passed on.",
-    op="Average (the default), Sum, or Adasum: of each array for itself.",
-    process_set="whose gradients are reduced; a rank outside it gets its own.",
-    name="what ranks agree by, if they do not use their optimizers in the same order.",
-    options="the arguments of jax.value_and_grad.",
+    "ValueError: an invalid op or factor.",
+    fun="a function of arrays that returns a scalar, as for jax.value_and_grad.",
+    argnums="the arguments to differentiate by: one index or several.",
+    has_aux="fun returns a pair of the scalar and auxiliary data.",
+    op="Average (the default), Sum, or Adasum, which is applied to each array separately.",
+    process_set="ranks whose gradients are reduced; a rank outside it keeps its own gradients.",
+    name="identifies the function to other ranks, if the ranks do not use their functions in the"
+    " same order.",
+    options="passed on to jax.value_and_grad.",
     example="step = jax.jit(hvd.value_and_grad(loss_of))\nloss, gradients = step(params, batch)",
 )
 def value_and_grad(
@@ -280,10 +284,10 @@ def value_and_grad(
 @documented(
     "init",
     "disagree",
-    fun="a function of arrays that gives a scalar, as for jax.grad.",
-    argnums="by which arguments to differentiate: a number or several.",
-    has_aux="fun gives a pair: the scalar, and what else is to be passed on.",
-    options="the arguments of value_and_grad.",
+    fun="a function of arrays that returns a scalar, as for jax.grad.",
+    argnums="the arguments to differentiate by: one index or several.",
+    has_aux="fun returns a pair of the scalar and auxiliary data.",
+    options="passed on to value_and_grad.",
     example="gradients = jax.jit(hvd.grad(loss_of))(params, batch)",
 )
 def grad(

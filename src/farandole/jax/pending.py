@@ -180,7 +180,7 @@ def grouped_reducescatter_async(
 
 
 @documented(
-    "ValueError: inside a program, where nothing is done yet.",
+    "ValueError: inside a traced program, where no operation has run yet.",
     handle="from a function whose name ends in _async, outside of programs.",
 )
 def poll(handle: int) -> bool | None:
@@ -188,7 +188,7 @@ def poll(handle: int) -> bool | None:
     synchronized.
     """
     if isinstance(handle, TracedHandle):
-        raise ValueError("poll: nothing is done while a program is being traced; use synchronize")
+        raise ValueError("poll returns no result while a program is being traced. Use synchronize")
     return pending_on_host(handle)
 
 

@@ -117,7 +117,7 @@ class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
         order.
         """
         return (
-            "collectives of Farandole: their programs are of one device. Start a rank for each"
+            "collectives of Farandole work only in programs with one device. Start one rank per"
             " device, or exchange outside of this program (docs/jax.md)"
         )
 
@@ -303,7 +303,7 @@ def _batched(
 ) -> tuple[list[Any], list[int | None]]:
     """Run the call on a whole batch. Ranks must have batches of equal size."""
     if call.elementwise is None:
-        raise NotImplementedError(f"{call} has no meaning under vmap: call it outside")
+        raise NotImplementedError(f"{call} is not defined under vmap. Call it outside")
     if call.elementwise:
         results = host_call(call, arrays)
         return results, list(axes)[: len(results)]
@@ -320,7 +320,7 @@ def _batched(
 
 def _not_differentiable(*_: Any, call: HostCall) -> None:
     raise NotImplementedError(
-        f"{call} has no derivative: use the blocking form, or jax.lax.stop_gradient"
+        f"{call} has no derivative. Use the blocking form, or jax.lax.stop_gradient"
     )
 
 

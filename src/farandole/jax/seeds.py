@@ -8,8 +8,8 @@ from farandole.core.api import helpers
 
 
 @helpers.seeding(
-    "augmenting = hvd.seed_everything(7)\nparams = model.init(jax.random.key(7), x)  # the same on"
-    " all ranks\nnoise = jax.random.normal(augmenting, (3,))  # other noise on each"
+    "augmenting = hvd.seed_everything(7)\nparams = model.init(jax.random.key(7), x)  # the same"
+    " on all ranks\nnoise = jax.random.normal(augmenting, (3,))  # different noise on each"
 )
 def seed_everything(seed: int) -> jax.Array:
     """Seed the global generators of Python and numpy with the same seed on all ranks. Return a key

@@ -25,7 +25,7 @@ Tree = TypeVar("Tree")
     "disagree",
     "set",
     "root",
-    "ValueError: inside jit; and on all ranks, when they have other arrays.",
+    "ValueError: inside jit; or, on all ranks, their arrays differ.",
     params=(
         "any tree of arrays and numbers: parameters, the state of an optimizer. The same structure"
         " on all ranks."
@@ -45,7 +45,7 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     leaves, kind = jax.tree_util.tree_flatten(params)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise ValueError(
-            "broadcast_parameters is called before training, outside of jit; inside, use"
+            "broadcast_parameters must be called before training, outside of jit. Inside jit use"
             " broadcast(array)"
         )
     wait()
@@ -103,9 +103,9 @@ def allgather_object(
     "init",
     "disagree",
     "set",
-    "ValueError, on all ranks: they do not hold the same.",
+    "ValueError, on all ranks: their arrays differ.",
     params="any tree of arrays.",
-    example="hvd.check_replicas(params)  # after an epoch, say",
+    example="hvd.check_replicas(params)  # for example after an epoch",
 )
 def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
     """Raise ValueError, on all ranks, if their arrays are not bit-identical, naming the first that
@@ -130,7 +130,7 @@ def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
     where = next((one[0] for one, two in pairs if one != two), "the number of arrays")
     ranks = process_set.ranks or range(len(every))
     raise ValueError(
-        f"the ranks have become different: {where} is not the same on rank {ranks[0]} and rank"
+        f"the arrays of the ranks differ: {where} is not the same on rank {ranks[0]} and rank"
         f" {ranks[odd]}. Begin with broadcast_parameters, and let gradients pass through"
         " DistributedOptimizer, distributed_gradients or hvd.value_and_grad"
     )

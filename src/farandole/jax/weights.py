@@ -133,8 +133,8 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
     ) -> tuple[Any, WeightState]:
         if params is None:
             raise ValueError(
-                f"strategy={strategy.spec!r} exchanges weights, and update() was not given them:"
-                " call optimizer.update(gradients, state, params)"
+                f"strategy={strategy.spec!r} exchanges weights, but update() was called without"
+                " them. Call optimizer.update(gradients, state, params)"
             )
         found, inner = optimizer.update(updates, state.inner, params, **extra)
         step = state.step + 1

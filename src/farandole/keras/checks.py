@@ -20,7 +20,7 @@ from farandole.checks.finding import Finding
 from farandole.checks.replicas import Cures, numbers
 
 CURES = Cures(
-    "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",
+    "hvd.broadcast_global_variables(0, model) (model.fit does this itself)",
     "DistributedOptimizer(optimizer, shard=True), or model.fit(*hvd.shard(x, y), ...), or "
     "dataset.shard(hvd.size(), hvd.rank())",
     reduced="hvd.DistributedGradientTape",
@@ -84,26 +84,26 @@ def _digest(variable: Any) -> int:
 
 def uneven_steps(steps: Sequence[int]) -> Finding:
     return UNEVEN_STEPS.finding(
-        f"the ranks took different numbers of steps in an epoch ({', '.join(map(str, steps))}):"
-        " those with fewer waited, counting as zero in averages, and go on from the weights of"
-        " those with more. Give all ranks equally much data, unless a callback has stopped training"
-        " on one of them"
+        f"the ranks ran different numbers of steps in an epoch ({', '.join(map(str, steps))}):"
+        " ranks with fewer steps waited, contributed zeros to averages, and continue with the"
+        " weights of the ranks with more. Give all ranks the same amount of data, unless a"
+        " callback stopped training on one of them"
     )
 
 
 def xla_skipped() -> Finding:
     return XLA_SKIPPED.finding(
-        "jit_compile=True: the training step is not compiled by XLA, since it exchanges gradients"
-        " with other ranks; evaluate() and predict() are"
+        "jit_compile=True has no effect on the training step, which exchanges gradients with"
+        " other ranks; XLA compiles only evaluate() and predict()"
     )
 
 
 def uneven_shuffle() -> Finding:
     return UNEVEN_SHUFFLE.finding(
-        "the dataset is shuffled in another order on each rank before it is dealt out: in an epoch"
-        " some rows come twice, and others never. Give shuffle() (list_files,"
-        " image_dataset_from_directory ...) one seed, the same on all ranks; or shuffle what"
-        " hvd.shard(dataset) gives"
+        "the dataset is shuffled in a different order on each rank before it is divided, so in"
+        " each epoch some rows are read twice and others never. Give shuffle() (list_files,"
+        " image_dataset_from_directory ...) the same seed on all ranks, or shuffle the result of"
+        " hvd.shard(dataset)"
     )
 
 
@@ -113,7 +113,7 @@ def local_batch_norm(layer: str) -> Finding:
     ``layer``: the layer's kind and name.
     """
     return LOCAL_BATCH_NORM.finding(
-        f"{layer} has synchronized=True, which is for tf.distribute: here it normalizes by each"
-        " rank's own batch. Take farandole.tensorflow.SyncBatchNormalization, which normalizes by"
-        " the batches of all ranks"
+        f"{layer} has synchronized=True, which works only with tf.distribute; here each rank"
+        " normalizes by its own batch. Use farandole.tensorflow.SyncBatchNormalization, which"
+        " normalizes by the batches of all ranks"
     )

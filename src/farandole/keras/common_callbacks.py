@@ -161,7 +161,7 @@ class Best:
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:
             raise ValueError(
-                "BestModelCheckpoint has no filepath: set it, callback.filepath = 'best.keras'"
+                "BestModelCheckpoint has no filepath. Set it: callback.filepath = 'best.keras'"
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 

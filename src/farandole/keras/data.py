@@ -24,14 +24,14 @@ _SAMPLE = 256  # rows compared to tell data sets apart
 
 @documented(
     "init",
-    "ValueError: data that cannot be dealt.",
+    "ValueError: data that cannot be divided.",
     data=(
         "arrays, containers of them, a tf.data.Dataset, PyDataset, DataLoader or generator; None"
-        " stays None."
+        " remains None."
     ),
     even=(
-        "all ranks get equally much: what ranks do not divide is filled up from the beginning."
-        " False: it is not."
+        "True: all ranks get the same number of rows, by repeating rows from the beginning if"
+        " needed. False: no row is repeated."
     ),
     example="model.fit(*hvd.shard(x, y), epochs=3)",
 )
@@ -67,8 +67,8 @@ def _part(data: Any, rank: int, size: int, even: bool) -> Any:
     if isinstance(data, Iterator):
         return _every(data, rank, size)
     raise ValueError(
-        f"a {type(data).__name__} cannot be dealt out to ranks: pass arrays, a tf.data.Dataset, a"
-        " PyDataset, a torch DataLoader or a generator, or give each rank its part yourself"
+        f"a {type(data).__name__} cannot be divided among ranks. Pass arrays, a tf.data.Dataset, a"
+        " PyDataset, a torch DataLoader or a generator, or give each rank its own part"
     )
 
 
@@ -79,7 +79,7 @@ def _every(data: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
 def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
     total = int(data.shape[0])
     if total == 0 or (not even and rank >= total):
-        raise ValueError(f"{counted(total, 'row')} cannot be dealt out to {size} ranks")
+        raise ValueError(f"{counted(total, 'row')} cannot be divided among {size} ranks")
     rows = np.arange(rank, -(-total // size) * size if even else total, size)
     if rows[-1] < total:
         return data[rank::size]
@@ -154,8 +154,8 @@ def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
     if kind not in ("RandomSampler", "SequentialSampler") or loader.batch_size is None or drawn:
         how = " with replacement or num_samples" if drawn else ""
         raise ValueError(
-            f"a DataLoader with a {kind}{how} of its own cannot be dealt out to ranks: use "
-            "farandole.data.DistributedSampler as its sampler, and no shard"
+            f"a DataLoader with its own {kind}{how} cannot be divided among ranks. Use"
+            " farandole.data.DistributedSampler as its sampler, without shard"
         )
     if even:
         sampler: Any = _Epochs(loader.dataset, size, rank, shuffle=shuffle)

@@ -62,8 +62,8 @@ class Training:
         if self._agreement is None:
             engine = context.engine(self.process_set)
             cause = (
-                f"{type(optimizer).__name__} does not exchange gradients: compile with "
-                "hvd.DistributedOptimizer(optimizer)"
+                f"{type(optimizer).__name__} does not exchange gradients. Compile with"
+                " hvd.DistributedOptimizer(optimizer)"
             )
             names = [name_of(variable) for variable in variables]
             replica = KerasReplica(

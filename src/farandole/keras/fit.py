@@ -168,11 +168,11 @@ class _Plan(NamedTuple):
 
 
 _DIVIDED_TWICE = DIVIDED_TWICE.finding(
-    "the ranks were given different arrays, and with shard=True fit deals out those that all ranks"
-    " are given alike. If they were dealt out before (by hvd.shard, say), each rank trains with a"
-    " part of its part: leave out shard=True. If each rank shuffled or split them by a seed of its"
-    " own, some rows come twice and others never: use one seed. If each has the same rows, changed"
-    " by chance (augmented), all is well",
+    "the ranks passed different arrays, but with shard=True fit divides arrays that all ranks"
+    " pass. If the arrays were already divided (by hvd.shard, for example), remove shard=True:"
+    " each rank trains on a part of its part. If each rank shuffled or split them with its own"
+    " seed, use one seed: some rows come twice and others never. If each rank only augments the"
+    " same rows randomly, ignore this warning",
 )
 
 
@@ -199,8 +199,7 @@ def _agree(
         values = [getattr(plan, name) for plan in everybody]
         if len(set(values)) > 1:
             raise ValueError(
-                f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank"
-                " order"
+                f"model.fit: {name} must be the same on all ranks, but is {values}, in rank order"
             )
     if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
         warn_once(uneven_shuffle())
@@ -214,7 +213,7 @@ def _agree(
         found = (
             _DIVIDED_TWICE
             if sharded
-            else same_data(len(everybody), "were given the same arrays", CURES)
+            else same_data(len(everybody), "passed the same arrays", CURES)
         )
         reported.add(found.code)
         report(context.engine(process_set), [found])

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 NO_STRATEGY = (
-    "strategy={spec!r} cannot be used with a LossScaleOptimizer: ranks skip steps for themselves,"
-    " and would exchange weights at different steps. Use mixed_bfloat16, or strategy='allreduce'"
+    "strategy={spec!r} cannot be used with a LossScaleOptimizer, because each rank skips steps on"
+    " its own and would exchange weights at different steps. Use mixed_bfloat16, or"
+    " strategy='allreduce'"
 )
 
 

@@ -23,32 +23,32 @@ from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
 
 _NO_EMA = (
-    "use_ema=True overwrites each rank's weights with their moving average, and strategy={spec!r}"
-    " would add up what that changes on all ranks: leave use_ema away, or take 'ps' or 'local_sgd'"
+    "use_ema=True replaces each rank's weights by their moving average, and strategy={spec!r}"
+    " would sum these changes over all ranks. Remove use_ema, or use 'ps' or 'local_sgd'"
 )
 
 
 @documented(
     "init",
-    "ValueError: op, a factor or groups that make no sense; an optimizer of Keras 2, or one that is"
-    " distributed.",
+    "ValueError: an invalid op, factor or groups; an optimizer of Keras 2, or an already"
+    " distributed one.",
     optimizer="any Keras optimizer, or its name ('adam').",
-    name="has no effect; Horovod's programs give it.",
+    name="has no effect; accepted for Horovod's programs.",
     op="Average (the default) or Sum.",
-    num_groups="has no effect: all gradients of a step travel together.",
-    groups="has no effect: all gradients of a step travel together.",
+    num_groups="has no effect: all gradients of a step are sent together.",
+    groups="has no effect: all gradients of a step are sent together.",
     strategy=(
-        "what ranks exchange: gradients ('allreduce'), or weights now and then ('local_sgd:8', an"
-        " object like LocalSGD(8)). Without it: that of --strategy."
+        "what ranks exchange: gradients ('allreduce'), or weights from time to time"
+        " ('local_sgd:8', or an object such as LocalSGD(8)). Default: the value of --strategy."
     ),
-    shard="model.fit gives each rank its part of the data: see farandole.keras.shard.",
+    shard="model.fit divides its data among the ranks; see farandole.keras.shard.",
     backward_passes_per_step=(
-        "add up the gradients of so many batches, then exchange them and step. It is Keras's "
-        "gradient_accumulation_steps."
+        "number of batches whose gradients are added up before an exchange and a step; the same"
+        " as Keras's gradient_accumulation_steps."
     ),
     sparse_as_dense=(
-        "exchange the gradients of embeddings as dense tensors (TensorFlow; elsewhere they are"
-        " dense)."
+        "exchange the gradients of embeddings as dense tensors (TensorFlow; dense anyway"
+        " elsewhere)."
     ),
     scale_local_gradients="divide the gradients of local variables by the number of ranks.",
     example=(
@@ -103,10 +103,10 @@ def DistributedOptimizer(
     )
     if keras_of(optimizer) == "tf_keras":
         raise ValueError(
-            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for"
-            " Keras 3. Set TF_USE_LEGACY_KERAS=1 and use farandole.tensorflow.keras (or"
-            " horovod.tensorflow.keras), which is for Keras 2 then; or unset it, and take an"
-            " optimizer of Keras 3"
+            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), but"
+            " farandole.keras is for Keras 3. Set TF_USE_LEGACY_KERAS=1 and use"
+            " farandole.tensorflow.keras (or horovod.tensorflow.keras), or use an optimizer of"
+            " Keras 3"
         )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -119,8 +119,8 @@ def DistributedOptimizer(
         return optimizer
     if gradients_of(optimizer) is not None:
         raise ValueError(
-            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
-            " given"
+            "this optimizer is already distributed. Pass the optimizer that DistributedOptimizer"
+            " wraps"
         )
     if chosen.strategy is not None and optimizer.use_ema and chosen.strategy.reference.adds_up:
         raise ValueError(_NO_EMA.format(spec=chosen.strategy.spec))
@@ -132,11 +132,11 @@ def DistributedOptimizer(
 
 @documented(
     "init",
-    "ValueError: local_layers are no layers; and what DistributedOptimizer raises.",
+    "ValueError: local_layers are not layers; also all errors of DistributedOptimizer.",
     optimizer="any Keras optimizer, or its name ('adam').",
-    name="has no effect; Horovod's programs give it.",
+    name="has no effect; accepted for Horovod's programs.",
     op="Average (the default) or Sum.",
-    groups="has no effect: all gradients of a step travel together.",
+    groups="has no effect: all gradients of a step are sent together.",
     local_layers="a Keras layer, or several.",
     example="optimizer = hvd.PartialDistributedOptimizer(optimizer, local_layers=model.layers[0])",
 )
@@ -197,8 +197,8 @@ def confined(optimizer: Any, process_set: ProcessSet) -> Any:
         process_set.process_set_id,
     ):
         raise ValueError(
-            f"the optimizer is distributed over the ranks {gradients.process_set.ranks}, and here"
-            f" over {process_set.ranks}: leave out process_set"
+            f"the optimizer is distributed over the ranks {gradients.process_set.ranks}, but"
+            f" process_set has the ranks {process_set.ranks}. Omit process_set"
         )
     distributed_in(optimizer).__dict__["_farandole"] = gradients.among(process_set)
     return optimizer
@@ -389,12 +389,12 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     if known not in (None, passes):
         raise ValueError(
             f"backward_passes_per_step={passes}, but the optimizer has"
-            f" gradient_accumulation_steps={known}: they mean the same, give one of them"
+            f" gradient_accumulation_steps={known}, which means the same. Set only one of them"
         )
     if known is None and optimizer.built:
         raise ValueError(
-            f"backward_passes_per_step={passes} for an optimizer that is built already: pass a new"
-            f" one, or give it gradient_accumulation_steps={passes} from the beginning"
+            f"backward_passes_per_step={passes} needs an optimizer that is not built yet. Pass a"
+            f" new one, or create it with gradient_accumulation_steps={passes}"
         )
     optimizer.gradient_accumulation_steps = passes
 

@@ -19,16 +19,16 @@ from farandole.keras.weights import lacks_variables
 
 @documented(
     "init",
-    "What Keras raises for the file.",
-    filepath="a file of model.save (.keras, .h5) that all ranks can read.",
-    custom_optimizers="optimizer classes of your own.",
+    "the errors of Keras for an unreadable file.",
+    filepath="path of a file from model.save (.keras, .h5) that all ranks can read.",
+    custom_optimizers="custom optimizer classes.",
     custom_objects=(
-        "by name, what else the model is made of: as for Keras. A function of the optimizer's name"
-        " makes it of its config, also a distributed one, whose options count."
+        "custom objects of the model by name, as for Keras. A function under the optimizer's name"
+        " creates it from its config and may return a distributed one, whose options are kept."
     ),
-    legacy_opts="has no effect; Horovod's programs give it.",
-    options="the arguments of keras.models.load_model: compile, safe_mode.",
-    example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # goes on",
+    legacy_opts="has no effect; accepted for Horovod's programs.",
+    options="passed on to keras.models.load_model: compile, safe_mode.",
+    example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # continues training",
 )
 def load_model(
     filepath: Any,

@@ -8,8 +8,8 @@ from farandole.core.api import helpers
 
 
 @helpers.seeding(
-    "augmenting = hvd.seed_everything(7)\nmodel = make_model()  # the same weights on all ranks\n"
-    "noise = keras.random.normal([3], seed=augmenting)  # other noise on each"
+    "augmenting = hvd.seed_everything(7)\nmodel = make_model()  # the same weights on all"
+    " ranks\nnoise = keras.random.normal([3], seed=augmenting)  # different noise on each"
 )
 def seed_everything(seed: int) -> keras.random.SeedGenerator:
     """Seed the global generators of Python, numpy, Keras and its backend with the same seed on all

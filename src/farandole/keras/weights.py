@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     "init",
     "set",
     "root",
-    "ValueError, on all ranks: they have other variables; the first difference is named.",
-    variables="of Keras or of its backend; the same list on all ranks.",
+    "ValueError, on all ranks: their variables differ; the message names the first difference.",
+    variables="variables of Keras or its backend; the same list on all ranks.",
     example="hvd.broadcast_variables(model.weights, root_rank=0)",
 )
 def broadcast_variables(
@@ -53,9 +53,9 @@ def broadcast_variables(
     "init",
     "set",
     "root",
-    "ValueError: the model is not built, or (on all ranks) ranks have other variables.",
-    model="a Keras model that is built. Its optimizer is built if need be.",
-    local_variables="variables that are left to each rank, with their slots.",
+    "ValueError: the model is not built, or (on all ranks) the ranks' variables differ.",
+    model="a built Keras model. Its optimizer is built if necessary.",
+    local_variables="variables that each rank keeps, together with their slots.",
     example="model.compile(optimizer, 'mse')\nhvd.broadcast_model(model)",
 )
 def broadcast_model(
@@ -69,8 +69,8 @@ def broadcast_model(
     """
     if not (model.built or has_weights(model)):
         raise ValueError(
-            "the model has no weights yet: build it first, by calling it on a batch or with an"
-            " Input layer"
+            "the model has no weights yet. Build it by calling it on a batch, or with an Input"
+            " layer"
         )
     broadcast_built(model, root_rank, process_set, local_variables)
 
@@ -92,10 +92,10 @@ def broadcast_built(
     optimizer = getattr(model, "optimizer", None)
     if lacks_variables(model):
         raise ValueError(
-            f"the model's {type(optimizer).__name__} was built for no variables at all, though the"
-            f" model has {len(model.trainable_variables)}: so Keras leaves it when it loads an .h5"
-            " file. Load that with hvd.load_model(path), which reads the state of the optimizer,"
-            " too; or compile the model anew"
+            f"the model has {len(model.trainable_variables)} trainable variables, but its"
+            f" {type(optimizer).__name__} was built for none, as after loading an .h5 file with"
+            " Keras. Load the file with hvd.load_model(path), which also reads the optimizer's"
+            " state, or compile the model again"
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
@@ -191,7 +191,7 @@ def lacks_variables(model: Any) -> bool:
     "set",
     "root",
     "ValueError: no model, or one that is not built.",
-    model="a Keras model that is built.",
+    model="a built Keras model.",
 )
 def broadcast_global_variables(
     root_rank: int, model: Any = None, process_set: ProcessSet = WORLD
@@ -203,9 +203,9 @@ def broadcast_global_variables(
     """
     if model is None:
         raise ValueError(
-            "broadcast_global_variables: name the model, hvd.broadcast_global_variables(root_rank,"
-            " model), or pass hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to"
-            " model.fit"
+            "broadcast_global_variables needs a model. Pass the model,"
+            " hvd.broadcast_global_variables(root_rank, model), or use"
+            " hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) in model.fit"
         )
     broadcast_model(model, root_rank, process_set)
 

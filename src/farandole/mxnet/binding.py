@@ -88,7 +88,7 @@ def dtype_of(tensor: Any) -> DType:
     """
     if not isinstance(tensor, NDArray):
         raise TypeError(
-            f"an mxnet NDArray is needed, not {type(tensor).__name__}: use mx.nd.array(value)"
+            f"an mxnet NDArray is needed, not {type(tensor).__name__}. Use mx.nd.array(value)"
         )
     if tensor.stype != "default":
         raise ValueError(

@@ -12,8 +12,8 @@ from farandole.core.api import helpers
 
 
 @helpers.seeding(
-    "augmenting = hvd.seed_everything(7)\nnet.initialize()  # the same weights on all ranks\n"
-    "noise = mx.nd.array(augmenting.normal(size=3))  # other noise on each"
+    "augmenting = hvd.seed_everything(7)\nnet.initialize()  # the same weights on all"
+    " ranks\nnoise = mx.nd.array(augmenting.normal(size=3))  # different noise on each"
 )
 def seed_everything(seed: int) -> np.random.Generator:
     """Seed the global generators of Python, numpy and MXNet (on all devices) with the same seed on
@@ -33,10 +33,10 @@ def seed_everything(seed: int) -> np.random.Generator:
 
 @helpers.saving(
     obj=(
-        "a gluon Block (its parameters are saved), a gluon Trainer (its states), or what mx.nd.save"
-        " takes: NDArrays, in a list or dictionary. Rank 0's counts."
+        "a gluon Block (its parameters are saved), a gluon Trainer (its states), or NDArrays in a"
+        " list or dictionary, as for mx.nd.save. Rank 0's is written."
     ),
-    path="the file. Its folder must exist.",
+    path="path of the file. Its folder must exist.",
     example="hvd.save(net, 'last.params')\nnet.load_parameters('last.params')",
 )
 def save(obj: Any, path: str | os.PathLike[str]) -> None:

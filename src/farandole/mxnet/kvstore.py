@@ -71,7 +71,7 @@ def _list(arrays: Any) -> list[Any]:
 
 def _refuse(what: str) -> None:
     raise ValueError(
-        f'{what}: the store "horovod" only adds up, and each rank steps with an optimizer of its'
-        " own. Leave update_on_kvstore=True away, and save the states of the trainer:"
+        f'{what} is not supported: the store "horovod" only sums, and each rank has its own'
+        " optimizer. Remove update_on_kvstore=True, and save the trainer's states with"
         " trainer.save_states(path)"
     )

@@ -41,7 +41,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError(
-                "this optimizer is distributed already: pass the one that it was given"
+                "this optimizer is already distributed. Pass the optimizer that it wraps"
             )
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             made = (
@@ -179,10 +179,10 @@ def _check_unscaled(optimizer: Any) -> None:
     parameter = next(iter(optimizer.param_dict.values()), None)
     if getattr(getattr(parameter, "_trainer", None), "_amp_loss_scaler", None) is not None:
         raise ValueError(
-            "amp.init_trainer(trainer): a gluon.Trainer looks at this rank's gradients alone, and"
-            " skips the step if they are not finite, while the others wait for them in"
-            " DistributedOptimizer. Ranks decide together with hvd.DistributedTrainer(params,"
-            " optimizer)"
+            "amp.init_trainer(trainer) is not supported with DistributedOptimizer: gluon.Trainer"
+            " skips a step if this rank's gradients are not finite, while the other ranks wait"
+            " for them. Use hvd.DistributedTrainer(params, optimizer), with which ranks decide"
+            " together"
         )
 
 

@@ -22,8 +22,8 @@ from farandole.mxnet.parameter_names import canonical
     "init",
     "set",
     "root",
-    "ValueError: params is no dict of dense ones, or prefix no string; and on all ranks, when they"
-    " have other names.",
+    "ValueError: params is not a dictionary of dense parameters, or prefix is not a string; or,"
+    " on all ranks, names differ between the ranks.",
     params=(
         "net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on"
         " all ranks."
@@ -42,7 +42,7 @@ def broadcast_parameters(
     """
     if not isinstance(params, (dict, ParameterDict)):
         raise ValueError(
-            f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of"
+            f"invalid params of type: {type(params)}. Pass model.collect_params(), or a dict of"
             " NDArrays"
         )
     if prefix is not None and not isinstance(prefix, str):
@@ -68,9 +68,9 @@ def check_dense(value: Any) -> None:
     stype = getattr(value, "_stype", "default")
     if stype != "default":
         raise ValueError(
-            f"parameter {value.name!r} has stype={stype!r}, whose values ranks cannot exchange:"
-            " make it without stype= and with grad_stype='row_sparse' if only the rows of its"
-            " gradient are to travel"
+            f"parameter {value.name!r} has stype={stype!r}, whose values ranks cannot exchange."
+            " Create it without stype=, and with grad_stype='row_sparse' to send only the rows of"
+            " its gradient"
         )
 
 

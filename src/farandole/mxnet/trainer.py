@@ -126,9 +126,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             and not any(map(_is_fresh, trained))
         ):
             warnings.warn(
-                "allreduce_grads() has set all gradients to 0: no rank's backward() has computed"
-                " any since the last update. Values that a program writes into grad() without"
-                " backward() do not count. To reduce these:"
+                "no rank has computed a gradient with backward() since the last update, so"
+                " allreduce_grads() has set all gradients to 0; values written into grad() by the"
+                " program do not count. To reduce such values:"
                 " hvd.grouped_allreduce_([parameter.grad() for parameter in ...], op=hvd.Sum)",
                 stacklevel=2,
             )

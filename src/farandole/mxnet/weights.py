@@ -52,10 +52,10 @@ class TrainerExchange:
         half = [parameter.name for parameter in trained if np.dtype(parameter.dtype) == np.float16]
         if half and getattr(optimizer, "multi_precision", False):
             raise ValueError(
-                f"strategy={self._strategy.spec!r} exchanges weights, but with multi_precision=True"
-                f" the optimizer steps from float32 copies of {half[0]} and {len(half) - 1} others,"
-                " which would undo it: keep parameters in float32 (net.cast('float32')), or leave"
-                " strategy= away"
+                f"strategy={self._strategy.spec!r} exchanges weights, but with"
+                f" multi_precision=True the optimizer steps with float32 copies of {half[0]} and"
+                f" {len(half) - 1} others, which would undo the exchange. Keep parameters in"
+                " float32 (net.cast('float32')), or remove strategy="
             )
 
     def _run(self, parameters: Sequence[Any]) -> None:

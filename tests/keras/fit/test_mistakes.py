@@ -72,14 +72,12 @@ def test_what_is_wrong_is_said(backend: str) -> None:
     says = {
         "plain": ("exchanged nothing, so the 2 ranks of this job train 2 separate models"),
         "plain with callback": (
-            "SGD does not exchange gradients: compile with hvd.DistributedOptimizer"
+            "SGD does not exchange gradients. Compile with hvd.DistributedOptimizer"
         ),
-        "same arrays": "were given the same arrays",
-        "shards of shards": (
-            "the ranks were given different arrays, and with shard=True fit deals out those that"
-        ),
+        "same arrays": "passed the same arrays",
+        "shards of shards": ("the ranks passed different arrays, but with shard=True"),
         "same batches": "computed the same gradients",
-        "epochs": "epochs must be the same on all ranks, but they have [1, 2]",
+        "epochs": "epochs must be the same on all ranks, but is [1, 2]",
         "no broadcast": "began with different weights",
         "other model": (
             "the same variables in the same order, but rank 0 has 4, rank 1 has 3; only rank"
@@ -152,11 +150,11 @@ def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
         for name, kind in kinds.items():
             with p.said() as said:
                 hvd.shard(kind.batch(4))
-            told[name] = any("in another order on each rank" in each for each in said)
+            told[name] = any("in a different order on each rank" in each for each in said)
         for name, seed in (("fit", 1 + rank), ("alike in fit", 1)):
             with p.said() as said:
                 model.fit(data.shuffle(8, seed=seed).batch(4), verbose=0)
-            told[name] = any("in another order on each rank" in each for each in said)
+            told[name] = any("in a different order on each rank" in each for each in said)
         return told
 
     zero, one = on(QUICK, 2, deal)

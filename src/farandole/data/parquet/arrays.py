@@ -95,7 +95,7 @@ def _cast(numbers: Array, column: Column, location: RowLocation, row_of: RowOf) 
     converted, misfit = cast(numbers, column.dtype)
     if misfit >= 0:
         text = f"{numbers[misfit]} does not fit into {column.dtype}: {rule(column.dtype)}"
-        cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or leave such rows out"
+        cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or drop such rows"
         raise location.error(column.name, row_of(misfit), f"{text}; {cure}")
     return converted
 
@@ -109,7 +109,7 @@ def scalar(column: Column, kind: Any, location: RowLocation) -> Any:
         return pa.scalar(fill, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise location.error(
-            column.name, None, f"fill={column.fill!r} is no {kind} ({error})"
+            column.name, None, f"fill={column.fill!r} is not of type {kind} ({error})"
         ) from None
 
 
@@ -125,7 +125,7 @@ def _nested(
     if not shape or not is_list(pa.types, array.type):
         if shape or is_list(pa.types, array.type):
             raise location.error(
-                column.name, None, f"its lists are not nested as shape {column.shape} says"
+                column.name, None, f"its lists are not nested as in shape {column.shape}"
             )
         if array.null_count and column.fill is None:
             row = row_of(first_null(array))
@@ -155,8 +155,8 @@ def _nested(
         raise location.error(
             column.name,
             row,
-            f"a list of {length}, where shape {column.shape} asks for {expected}; "
-            f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
+            f"a list of {length}, but shape {column.shape} needs {expected}; declare another one"
+            f" with shapes={{{column.name!r}: ...}}{cure}",
         )
     rows = _flat(inner, shape[1:], column, location, row_of, lengths, expected)
     return rows.reshape(len(array), *(column.shape if flat_list else shape))
@@ -211,8 +211,8 @@ def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
         raise location.error(
             column.name,
             row,
-            f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
-            f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
+            f"a vector of size {sizes[row]}, but the others have {size}; declare another size with"
+            f" shapes={{{column.name!r}: ...}}, or drop such rows",
         )
     flat = plain(numbers.flatten().fill_null(float("nan")))
     flat = _cast(flat, column, location, lambda element: _owner(counts, element))
@@ -241,8 +241,8 @@ def _raw(array: Any, column: Column, location: RowLocation) -> Array:
         raise location.error(
             column.name,
             row,
-            f"{lengths[row]} bytes, where shape {column.shape} of {column.dtype} asks for "
-            f"{column.width}; declare another one with shapes={{{column.name!r}: ...}}",
+            f"{lengths[row]} bytes, but shape {column.shape} of {column.dtype} needs"
+            f" {column.width}; declare another shape with shapes={{{column.name!r}: ...}}",
         )
     if array.null_count:
         array = array.fill_null(np.full(column.shape, column.fill, column.dtype).tobytes())
@@ -274,7 +274,7 @@ def _images(array: Any, column: Column, location: RowLocation) -> Array:
         wrong = np.flatnonzero(lengths != length)
         if wrong.size:
             text = (
-                f"an image with {name}={lengths[wrong[0]]}, where the others have {length}; resize"
+                f"an image with {name}={lengths[wrong[0]]}, but the others have {length}; resize"
                 " them first"
             )
             raise location.error(column.name, int(wrong[0]), text)

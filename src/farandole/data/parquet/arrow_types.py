@@ -10,7 +10,7 @@ VECTOR = {"type", "size", "indices", "values"}  # fields of Spark's vectors in P
 # fields of images from Spark's image source
 IMAGE = {"height", "width", "nChannels", "mode", "data"}
 UNDECODED = (
-    "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its"
+    "an image that Spark could not decode; drop such rows (option('dropInvalid', True) of its"
     " image source)"
 )
 
@@ -43,11 +43,11 @@ def cure(types: Any, kind: Any) -> str:
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
         advice = (
-            "write its fields as columns of their own (of a DataFrame, they are that already:"
+            "write its fields as separate columns (in a DataFrame they can be read as they are:"
             f" 's.{field}' of s)"
         )
     elif types.is_map(kind):
-        advice = "write its values as columns of their own, one for each key, or as a list"
+        advice = "write its values as separate columns, one for each key, or as a list"
     elif is_list(types, kind):
         struct = types.is_struct(innermost(types, kind))
         advice = "write a list of numbers instead" + (" for each field" if struct else "")

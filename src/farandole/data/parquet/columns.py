@@ -62,6 +62,6 @@ def check_names(wanted: ColumnOptions, columns: Sequence[str]) -> None:
             if name not in columns:
                 near = did_you_mean(name, columns)
                 raise DataError(
-                    f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)}"
-                    f" are{near}"
+                    f"{option}={{{name!r}: ...}} names a column that is not read; the columns are"
+                    f" {', '.join(columns)}{near}"
                 )

@@ -31,7 +31,7 @@ def decoded(value: bytes, column: Column) -> Array:
         ) from error
     if column.shape and array.shape != column.shape:
         raise DataError(
-            f"decode gives shape {array.shape}, where others have {column.shape}; resize in decode"
+            f"decode returned shape {array.shape}, but others have {column.shape}; resize in decode"
         )
     return array
 
@@ -59,7 +59,7 @@ def fitting(array: Array, column: Column) -> Array:
     converted, misfit = cast(array, column.dtype)
     if misfit >= 0:
         raise DataError(
-            f"decode gives {array.flat[misfit]}, which does not fit: {rule(column.dtype)}; change"
-            f" decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
+            f"decode returned {array.flat[misfit]}, which does not fit: {rule(column.dtype)};"
+            f" change decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
         )
     return converted

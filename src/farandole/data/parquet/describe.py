@@ -93,7 +93,7 @@ class _Field(NamedTuple):
         if dtype:
             return self._described("list", dtype, self._lengths() if shape is None else shape)
         hint = _BINARY if is_bytes(types, kind) else cure(types, kind)
-        raise self._error(None, f"{kind} is no type that becomes an array: {hint}")
+        raise self._error(None, f"{kind} cannot become an array; {hint}")
 
     def _encoded(self, decode: Callable[[bytes], Any]) -> Column:
         """Describe a column of bytes that ``decode`` turns into arrays, with the shape of the first
@@ -126,8 +126,8 @@ class _Field(NamedTuple):
             raise DataError(f"{option}: numpy has no such dtype ({error})") from None
         if not dtype.isnative:
             raise DataError(
-                f"{option}: batches have the byte order of this machine; for bytes of the other"
-                f" one give decode={{{self.name!r}: a function with np.frombuffer(value,"
+                f"{option} does not have this machine's byte order; to read bytes in the other"
+                f" order, give decode={{{self.name!r}: a function with np.frombuffer(value,"
                 f" {chosen!r}).astype({dtype.name!r})}}"
             )
         return str(dtype.name)
@@ -143,10 +143,11 @@ class _Field(NamedTuple):
 
     def _no_number(self) -> DataError:
         text = (
-            f"{self.kind} does not become dtypes={{{self.name!r}:"
-            f" {self.options.dtypes[self.name]!r}}}: only numbers become other numbers"
+            f"{self.kind} cannot be converted to"
+            f" dtypes={{{self.name!r}: {self.options.dtypes[self.name]!r}}}, because only numbers"
+            " become other numbers"
         )
-        return self._error(None, f"{text}; convert the column before, or leave its dtype out")
+        return self._error(None, f"{text}; convert the column first, or remove its dtype")
 
     # Shapes of a row.
 
@@ -158,7 +159,7 @@ class _Field(NamedTuple):
         if any(length < 0 for length in shape):
             raise self._error(
                 None,
-                f"shapes={{{self.name!r}: {shape}}} leaves a length open: give the length of each"
+                f"shapes={{{self.name!r}: {shape}}} has an open length; give the length of each"
                 " axis of one row, without an axis for the rows",
             )
         return shape
@@ -166,10 +167,11 @@ class _Field(NamedTuple):
     def _of_one(self, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the shape of single values: no axes, or axes of length 1."""
         if shape is not None and np.prod(shape) != 1:
-            cure = "leave the shape out, or give (1,) for an axis of its own"
+            cure = "remove the shape, or use (1,) for a separate axis"
             raise self._error(
                 None,
-                f"shapes={{{self.name!r}: {shape}}}: each row is one value, and no list: {cure}",
+                f"shapes={{{self.name!r}: {shape}}} does not fit, because each row is one value;"
+                f" {cure}",
             )
         return shape or ()
 
@@ -201,7 +203,7 @@ class _Field(NamedTuple):
 
     def _present(self, value: Any) -> Any:
         if value is None:
-            raise self._error(0, f"the first row is null: declare shapes={{{self.name!r}: (...)}}")
+            raise self._error(0, f"the first row is null; declare shapes={{{self.name!r}: (...)}}")
         return value
 
     def _error(self, row: int | None, text: str) -> DataError:

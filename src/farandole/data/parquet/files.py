@@ -90,7 +90,7 @@ class ParquetFiles:
                     yield self._arrays(batch, keys, self._source.location(path, row))
                     row += batch.num_rows
             if row < end:  # pyarrow raises no error for a truncated file
-                raise OSError(f"it ends with {counted(row - group.row, 'row')} of them")
+                raise OSError(f"the file ends after {counted(row - group.row, 'row')} of them")
         except (pa.ArrowException, OSError) as error:
             self._check(group.file)
             raise DataError(f"{path}, rows {row} to {end - 1}: {error}") from error
@@ -118,8 +118,9 @@ class ParquetFiles:
         now = checked_version(self._system, path)
         if now != then:
             raise DataError(
-                f"{path} has changed since the handle was made: it was {then}, and is {now}. Make"
-                " the handle when files are complete, and write new data to a new folder"
+                f"{path} has changed since the handle was created: it was {then}, and is now"
+                f" {now}. Create the handle when files are complete, and write new data to a new"
+                " folder"
             )
 
     @contextlib.contextmanager

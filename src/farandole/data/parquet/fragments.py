@@ -47,7 +47,7 @@ def fragments(
             _metadata(file)
             _check_once(file)
     except FileNotFoundError as error:
-        cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
+        cure = ". Patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
         raise DataError(
             f"{path} cannot be read as Parquet: there is no such file or folder{cure}"
         ) from error
@@ -55,7 +55,7 @@ def fragments(
         _check_apart(files, system)
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     if not found:
-        raise DataError(f"{path} holds no Parquet files")
+        raise DataError(f"{path} contains no Parquet files")
     return found, dataset.schema
 
 
@@ -92,9 +92,9 @@ def _check_once(file: Any) -> None:
     names = file.physical_schema.names
     if len({*names}) < len(names):
         name = next(each for each in names if names.count(each) > 1)
-        text = f"{names.count(name)} columns have this name, so it does not tell which one is meant"
+        text = f"{names.count(name)} columns have this name, which is ambiguous"
         raise RowLocation(str(file.path)).error(
-            name, None, f"{text}: write the file anew with a name for each"
+            name, None, f"{text}; rewrite the file with unique names"
         )
 
 
@@ -119,10 +119,10 @@ def _check_apart(files: Any, system: Any) -> None:
                 ):
                     kind = file.physical_schema.field(name).type
                     text = (
-                        f"its type is {kind} in the file, and the folder {key} has a value of"
+                        f"its type is {kind} in the file, but the folder {key} has a value of"
                         " another type"
                     )
-                    cure = "write the files without the column, or name the folders otherwise"
+                    cure = "write the files without the column, or rename the folders"
                     raise RowLocation(file.path).error(name, None, f"{text}: {cure}")
 
 

@@ -34,7 +34,7 @@ class FrameLocation(RowLocation):
 
 
 def null_error(name: str, row: int | None, location: RowLocation) -> NullError:
-    text = f"null; give fill={{{name!r}: value}}, or leave such rows out"
+    text = f"null; give fill={{{name!r}: value}}, or drop such rows"
     error = NullError(*location.error(name, row, text).args)
     error.column = name
     return error

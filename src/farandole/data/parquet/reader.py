@@ -79,7 +79,7 @@ class Reader:
     ) -> None:
         if even not in EVEN:
             raise SettingsError(
-                f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}"
+                f"even={even!r} is not a way to divide rows. Use one of {', '.join(EVEN)}"
             )
         batch_size = as_int("batch_size", batch_size, 1)
         threads = None if threads is None else as_int("threads", threads, 0)
@@ -87,7 +87,7 @@ class Reader:
         memory = as_int("memory", memory, 0, floats=True)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
             raise SettingsError(
-                f"rank={rank} and size={size} come together, and rank is from 0 to size - 1"
+                f"rank={rank} and size={size} must be given together, with rank from 0 to size - 1"
             )
         scan = data.scan
         if not scan.rows:
@@ -138,9 +138,9 @@ class Reader:
         epoch = self._begin()
         if not epoch.steps.count:
             raise DataError(
-                f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than a batch of"
-                f" {self.batch_size} on each of {epoch.size} ranks, and even='drop' leaves them"
-                " out: use smaller batches, or another even="
+                f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than one batch"
+                f" of {self.batch_size} on each of {epoch.size} ranks, so even='drop' drops all."
+                " Use smaller batches, or another even="
             )
         done, process = 0, os.getpid()
         for batches in self._ahead(epoch):
@@ -154,8 +154,8 @@ class Reader:
                 yield batch
                 if self._threads != 0 and os.getpid() != process:
                     raise DataError(
-                        "this loop began in another process, whose threads read for it, and a fork"
-                        " has none of them: begin a loop of its own here, or read without threads"
+                        "this loop began in another process, whose reading threads a fork does"
+                        " not have. Begin a new loop in this process, or read without threads"
                         " (threads=0)"
                     )
 
@@ -193,9 +193,9 @@ class Reader:
         theirs = {name: state.get(name) for name in mine}
         if mine != theirs:
             raise DataError(
-                f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine};"
-                " use the files, seed=, shuffle=, memory=, columns, shapes= and dtypes= of then,"
-                " or begin an epoch with set_epoch()"
+                f"the state belongs to another order: it has {theirs}, but {self.data.path} has"
+                f" {mine}. Use the same files, seed=, shuffle=, memory=, columns, shapes= and"
+                " dtypes= as before, or begin an epoch with set_epoch()"
             )
         epoch, position = (
             as_int("epoch", state["epoch"], 0),
@@ -203,8 +203,8 @@ class Reader:
         )
         if position >= self.data.rows:
             raise DataError(
-                f"position={position} of the state is not below the {self.data.rows} rows of an"
-                " epoch"
+                f"position={position} of the state must be less than the {self.data.rows} rows of"
+                " an epoch"
             )
         self.epoch = epoch
         self.position = position
@@ -338,7 +338,7 @@ class _Iteration:
         """
         if self._reader._even == "exact":
             logger.warning(
-                "%d rows are left for %d ranks: those without one take the last row again",
+                "%d rows remain for %d ranks; ranks without a row repeat the last one",
                 step.all_rows,
                 self._epoch.size,
             )
@@ -395,8 +395,8 @@ class _Iteration:
         declared = column.name in self._reader.data.column_options.dtypes
         if not declared and not np.can_cast(array.dtype, column.dtype, "same_kind"):
             raise DataError(
-                f"decode gives {array.dtype}, where the first row has {column.dtype}; "
-                f"give dtypes={{{column.name!r}: {array.dtype.name!r}}}"
+                f"decode returned {array.dtype}, but the first row has {column.dtype}; give"
+                f" dtypes={{{column.name!r}: {array.dtype.name!r}}}"
             )
         return fitting(array, column)
 

@@ -151,7 +151,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                     if name in {*each.physical_schema.names, *keys(each)}
                 )
                 raise RowLocation(file.path).error(
-                    name, None, f"it is missing, while {other} has it"
+                    name, None, f"it is missing here, but exists in {other}"
                 )
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
@@ -159,10 +159,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                     (each.path for each in files if schema.field(name) in [*each.physical_schema]),
                     file.path,
                 )
-                text = (
-                    f"its type is {kind}, but {expected} in {other}: write one of them with the"
-                    " other's type"
-                )
+                text = f"its type is {kind} here, but {expected} in {other}; convert one of them"
                 raise RowLocation(file.path).error(name, None, f"{text}, or leave the column out")
 
 
@@ -173,8 +170,8 @@ def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
     for file in files:
         if more := [name for name in file.physical_schema.names if name not in names]:
             other = next(each.path for each in files if more[0] not in each.physical_schema.names)
-            cure = "say which columns are read, with columns= or features="
-            raise RowLocation(file.path).error(more[0], None, f"{other} does not have it: {cure}")
+            cure = "select the columns to read with columns= or features="
+            raise RowLocation(file.path).error(more[0], None, f"{other} does not have it; {cure}")
 
 
 def _groups(

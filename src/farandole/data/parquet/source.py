@@ -43,10 +43,11 @@ class ParquetSource:
         self.column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
         for option, names in (("columns", self._columns), ("features", self.features)):
             if names == ():
-                raise DataError(f"{option}=[] names no column; leave it out, and all are read")
+                raise DataError(f"{option}=[] names no column. Omit it to read all columns")
         if columns is not None and features is not None:
             raise DataError(
-                f"columns={list(columns)} and features={features!r} say the same: give one of them"
+                f"columns={list(columns)} and features={features!r} mean the same. Give only one"
+                " of them"
             )
 
     def __repr__(self) -> str:
@@ -99,7 +100,7 @@ class ParquetSource:
                 )
                 near = did_you_mean(name, known)
                 raise DataError(
-                    f"{what} {name} does not exist in {source or self.path} (it has"
+                    f"{what} {name} does not exist in {source or self.path} (which has"
                     f" {', '.join(known)}){near}"
                 )
         return names

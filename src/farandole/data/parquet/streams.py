@@ -47,14 +47,15 @@ def streamed(folder: str, system: Any) -> list[str] | None:
     missing = [path for name, path in named.items() if inside in path and name not in there]
     if missing:
         raise DataError(
-            f"{root}/{_LOG} names {missing[0]}, which is not in {folder}: a file of the streaming"
-            " query was removed. Name the files one by one, or write the rows anew, as a batch"
+            f"{root}/{_LOG} lists {missing[0]}, which is not in {folder}: a file of the streaming"
+            " query was removed. Name the remaining files one by one, or write the rows again in"
+            " a batch query"
         )
     others = [path for path in places if path.endswith(".parquet") and path not in {*files}]
     if others:
         logger.warning(
-            "%s: %s of %s files are left out, as Spark does, for the log of the streaming query"
-            " does not name them (%s is one): attempts that failed have written them, or a batch",
+            "%s: skipping %s of %s files that are not in the streaming query's log, as Spark"
+            " does. One of them is %s, written by a failed attempt or a batch query",
             folder,
             len(others),
             len(others) + len(files),
@@ -82,7 +83,7 @@ def _named(log: str, system: Any) -> list[str]:
         with system.open_input_stream(batch.path) as file:
             version, *entries = file.read().decode().splitlines() or [""]
         if version != _VERSION:
-            raise _unread(batch.path, f"its version is {version!r}, and not {_VERSION!r}")
+            raise _unread(batch.path, f"its version is {version!r}, not {_VERSION!r}")
         for entry in map(json.loads, entries):
             path = urllib.parse.unquote(urllib.parse.urlsplit(entry["path"]).path)
             if entry["action"] == "add":
@@ -106,12 +107,12 @@ def _batches(log: str, system: Any) -> list[_Batch]:
         each for each in every if not each.compact and each.number >= first + len(batches)
     )
     if [each.number for each in batches] != [*range(first, first + len(batches))]:
-        raise _unread(log, f"batches are missing of {first} to {batches[-1].number}")
+        raise _unread(log, f"some of the batches {first} to {batches[-1].number} are missing")
     return batches
 
 
 def _unread(path: str, why: str) -> DataError:
     return DataError(
-        f"{path}: {why}, so it does not tell which files count. Give"
+        f"{path} does not show which files are valid: {why}. Use"
         " from_spark(spark.read.parquet(folder))"
     )

@@ -13,7 +13,7 @@ from farandole.errors import DataError
 _ICEBERG = "metadata"  # data files are in "data", next to this folder
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi", _ICEBERG: "Iceberg"}
 _FILES = {
-    "Delta": ", or, without Spark, the files that deltalake's DeltaTable(path).file_uris() names"
+    "Delta": ", or, without Spark, pass the files in deltalake's DeltaTable(path).file_uris()"
 }
 
 
@@ -75,7 +75,7 @@ def _is_log(folder: Any, system: Any) -> bool:
 
 def table_error(folder: str, table: str, kind: str) -> DataError:
     return DataError(
-        f"{folder} is of the {kind} table {table}: its log says which files count, and those of"
-        " rows that have been deleted or changed lie beside them. Give"
+        f"{folder} belongs to the {kind} table {table}, whose log determines the valid files:"
+        " others contain deleted or changed rows. Use"
         f" from_spark(spark.read.format({kind.lower()!r}).load(path)){_FILES.get(kind, '')}"
     )

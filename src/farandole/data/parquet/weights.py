@@ -18,7 +18,7 @@ def check_column(column: Column, location: RowLocation) -> None:
     if column.kind == "text" or np.prod(column.shape) != 1:
         held = "text" if column.kind == "text" else f"shape {column.shape}"
         raise location.error(
-            column.name, None, f"it has {held} in each row, and a weight is one number"
+            column.name, None, f"it has {held} in each row, but a weight is one number"
         )
 
 
@@ -31,5 +31,5 @@ def check(weights: Array, column: Column, location: RowLocation) -> None:
     right = np.isfinite(weights).reshape(len(weights), -1).all(axis=1)
     if not right.all():
         row = int(np.argmin(right))
-        text = f"the weight of this row is {weights[row].item():g}: a weight is a finite number"
-        raise location.error(column.name, row, f"{text}; correct it, or leave such rows out")
+        text = f"the weight of this row is {weights[row].item():g}, but a weight is a finite number"
+        raise location.error(column.name, row, f"{text}; correct it, or drop such rows")

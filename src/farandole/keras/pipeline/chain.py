@@ -62,11 +62,11 @@ def plan_of(model: Any, stages: int, micro_batches: int, names: Sequence[str] | 
         raise made
     for rank, theirs in enumerate(everybody):
         if isinstance(theirs, str):
-            raise ValueError(f"rank {rank} cannot make its Pipeline: {theirs}")
+            raise ValueError(f"rank {rank} cannot create its Pipeline: {theirs}")
         if theirs != _facts(made):
             raise ValueError(
-                "Pipeline: ranks differ, and all must pass the same model and arguments: rank"
-                f" {rank} has {_difference(theirs, _facts(made))}"
+                f"Pipeline: all ranks must pass the same model and arguments, but rank {rank} has"
+                f" {_difference(theirs, _facts(made))}"
             )
     return made
 
@@ -75,9 +75,9 @@ def _planned(model: Any, stages: int, micro_batches: int, names: Sequence[str] |
     backend = keras.backend.backend()
     if backend not in ("torch", "tensorflow"):
         raise ValueError(
-            f"Pipeline runs on Keras's backends torch and tensorflow, and this is {backend}: set "
-            "KERAS_BACKEND=torch or tensorflow; or keep the whole model on each rank, with "
-            "hvd.DistributedOptimizer(optimizer), which runs on all backends"
+            f"Pipeline supports Keras's backends torch and tensorflow, not {backend}. Set"
+            " KERAS_BACKEND=torch or tensorflow, or keep the whole model on each rank with"
+            " hvd.DistributedOptimizer(optimizer), which supports all backends"
         )
     stages, micro_batches, size = (
         operator.index(stages),
@@ -86,18 +86,18 @@ def _planned(model: Any, stages: int, micro_batches: int, names: Sequence[str] |
     )
     if stages < 1 or micro_batches < 1:
         raise ValueError(
-            f"Pipeline: stages={stages}, micro_batches={micro_batches}: both must be 1 or more"
+            f"Pipeline: stages={stages} and micro_batches={micro_batches} must be at least 1"
         )
     if size % stages:
         raise ValueError(
-            f"Pipeline: stages={stages} needs a number of ranks that {stages} divides, and this job"
-            f" has {size}: ranks = stages x replicas"
+            f"Pipeline: the number of ranks, {size}, must be a multiple of stages={stages}: ranks"
+            " = stages x replicas"
         )
     places = chain_of(model)
     if stages > len(places):
         raise ValueError(
-            f"Pipeline: stages={stages}, but {model.name} has {len(places)} layers: take fewer"
-            " stages"
+            f"Pipeline: stages={stages} is more than the {len(places)} layers of {model.name}. Use"
+            " fewer stages"
         )
     if names is None:
         cut = Cut(places, cuts.balanced([place.cost for place in places], stages))
@@ -111,19 +111,19 @@ def _begins(places: Sequence[Place], stages: int, names: Sequence[str]) -> list[
     known = [place.layer.name for place in places]
     if len(names) != stages - 1:
         raise ValueError(
-            f"Pipeline: cuts={list(names)} makes {len(names) + 1} stages, and stages={stages}: name"
-            " the layer with which each stage but the first begins"
+            f"Pipeline: cuts={list(names)} makes {len(names) + 1} stages instead of"
+            f" stages={stages}. Name the first layer of each stage but the first"
         )
     for name in names:
         if name not in known[1:]:
             raise ValueError(
-                f"Pipeline: no stage can begin with {name!r} of cuts: the layers are"
+                f"Pipeline: cuts has the unknown layer {name!r}; a stage can begin with"
                 f" {', '.join(known)}"
             )
     begins = [0, *(known.index(name) for name in names)]
     if any(before >= after for before, after in pairwise(begins)):
         raise ValueError(
-            f"Pipeline: cuts={list(names)} are not in the order of the layers: {', '.join(known)}"
+            f"Pipeline: cuts={list(names)} must be in the order of the layers: {', '.join(known)}"
         )
     return begins
 
@@ -135,19 +135,19 @@ def chain_of(model: Any) -> list[Place]:
     kind = type(model).__name__
     if not (type(model) is keras.Sequential or kind == "Functional"):
         raise ValueError(
-            f"Pipeline: {kind} is a class of its own, whose layers may be called in any way: pass a"
-            " keras.Sequential, or keras.Model(inputs, outputs) of layers one behind the other"
+            f"Pipeline: {kind} is a custom class, which may call its layers in any order. Pass a"
+            " keras.Sequential, or keras.Model(inputs, outputs) of consecutive layers"
         )
     if not model.built:
         raise ValueError(
-            f"Pipeline: {model.name} has no weights yet: let it begin with keras.Input(shape), or"
-            " call build(shape)"
+            f"Pipeline: {model.name} has no weights yet. Begin it with keras.Input(shape), or call"
+            " build(shape)"
         )
     for what, tensors in (("inputs", model.inputs), ("outputs", model.outputs)):
         if len(tensors) != 1:
             names = ", ".join(tensor.name for tensor in tensors)
             raise ValueError(
-                f"Pipeline: {model.name} has {len(tensors)} {what} ({names}), and a chain has one"
+                f"Pipeline: {model.name} has {len(tensors)} {what} ({names}) instead of one"
             )
     places: list[Place] = []
     tensor = model.outputs[0]
@@ -158,7 +158,8 @@ def chain_of(model: Any) -> list[Place]:
         tensor = before
     if getattr(tensor, "sparse", False):
         raise ValueError(
-            f"Pipeline: the input {tensor.name!r} is sparse, and cannot be cut into micro batches"
+            f"Pipeline: the input {tensor.name!r} is sparse, and cannot be divided into micro"
+            " batches"
         )
     places.reverse()
     _check_own(places)
@@ -168,11 +169,14 @@ def chain_of(model: Any) -> list[Place]:
 def _before(operation: Any, node: Any) -> Any:
     """Return the one input tensor of an operation."""
     what = f"{operation.name!r} ({type(operation).__name__})"
-    cure = "make one layer of it and of what belongs to it: a model of its own, or a class of yours"
+    cure = (
+        "combine it and the layers connected to it into one layer: a nested model or a custom"
+        " layer class"
+    )
     if not isinstance(operation, keras.layers.Layer):
         raise ValueError(
-            f"Pipeline: {what} is an operation and no layer: put it into a layer,"
-            " keras.layers.Lambda say"
+            f"Pipeline: {what} is an operation, not a layer. Wrap it in a layer, for example"
+            " keras.layers.Lambda"
         )
     # every call of a model passes its own ``training``
     given = node.arguments.kwargs.items()
@@ -184,23 +188,23 @@ def _before(operation: Any, node: Any) -> Any:
         tensors = [tensor for tensor in tensors if tensor is not own]
     if len(tensors) != 1:
         raise ValueError(
-            f"Pipeline: the layer {what} takes {len(tensors)} tensors, and in a chain it takes one:"
+            f"Pipeline: the layer {what} takes {len(tensors)} tensors instead of one. To fix this,"
             f" {cure}"
         )
     if len(node.outputs) != 1:
         raise ValueError(
-            f"Pipeline: the layer {what} gives {len(node.outputs)} tensors, and in a chain one:"
-            f" {cure}"
+            f"Pipeline: the layer {what} returns {len(node.outputs)} tensors instead of one. To"
+            f" fix this, {cure}"
         )
     if options or len(node.arguments.args) != 1:
         raise ValueError(
-            f"Pipeline: the layer {what} is called with more than a tensor ({', '.join(options)}):"
-            f" {cure}"
+            f"Pipeline: the layer {what} is called with arguments in addition to a tensor"
+            f" ({', '.join(options)}). To fix this, {cure}"
         )
     if getattr(operation, "stateful", False):
         raise ValueError(
-            f"Pipeline: the layer {what} is stateful: micro batches would go on from each other's"
-            " states"
+            f"Pipeline: the layer {what} is stateful, so that each micro batch would continue with"
+            " the state of another one"
         )
     return tensors[0]
 
@@ -232,14 +236,14 @@ def _check_own(places: Sequence[Place]) -> None:
             if owner != number:
                 names = f"{places[owner].layer.name!r} and {place.layer.name!r}"
                 what = (
-                    "the layer is there twice"
+                    "the layer occurs twice"
                     if part is place.layer
                     else f"they share the weight {part.path!r}"
                 )
                 raise ValueError(
-                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no"
-                    " weights: make one layer of them and of what is between them, a model of"
-                    " its own"
+                    f"Pipeline: stages cannot share weights, but in layers {owner} and {number}"
+                    f" ({names}) {what}. Combine these and all layers between them into one nested"
+                    " model"
                 )
 
 
@@ -264,15 +268,16 @@ def _difference(theirs: _Facts, ours: _Facts) -> str:
     """Describe how another rank's facts differ from this rank's."""
     for number, (their, our) in enumerate(zip(theirs.layers, ours.layers, strict=False)):
         if their != our:
-            return f"as layer {number} {their}, and rank {context.rank()} {our}"
+            return f"{their} as layer {number}, and rank {context.rank()} has {our}"
     if len(theirs.layers) != len(ours.layers):
-        return f"{len(theirs.layers)} layers, and rank {context.rank()} {len(ours.layers)}"
+        return f"{len(theirs.layers)} layers, and rank {context.rank()} has {len(ours.layers)}"
     if theirs.micro_batches != ours.micro_batches:
         return (
-            f"micro_batches={theirs.micro_batches}, and rank {context.rank()} {ours.micro_batches}"
+            f"micro_batches={theirs.micro_batches}, and rank {context.rank()} has"
+            f" {ours.micro_batches}"
         )
     return (
-        f"stages that begin with the layers {theirs.begins}, and rank {context.rank()}"
+        f"stages that begin with the layers {theirs.begins}, and rank {context.rank()} has"
         f" {ours.begins}"
     )
 
@@ -334,7 +339,7 @@ def _maker(layer: Any) -> Callable[[], Any]:
             ValueError,
         ) as error:  # a third-party layer may raise any of these
             raise ValueError(
-                f"Pipeline: stages have copies of layers, and {name} cannot be copied: {error}"
+                f"Pipeline: stages have copies of layers, but {name} cannot be copied: {error}"
             ) from error
 
     # get_config() is for files: it has only a part of the function

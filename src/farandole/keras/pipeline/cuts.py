@@ -16,8 +16,8 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
     heavy = [place for place, cost in enumerate(costs) if cost > 0]
     if len(heavy) < stages:
         raise ValueError(
-            f"stages={stages}, but only {len(heavy)} of the {len(costs)} layers have weights: take"
-            " fewer"
+            f"stages={stages} is more than the {len(heavy)} layers with weights (of {len(costs)}"
+            " layers). Use fewer stages"
         )
     sums = [0.0, *itertools.accumulate(costs[place] for place in heavy)]
     # best[first]: the cost of the most expensive stage if the heavy layers from `first` on are

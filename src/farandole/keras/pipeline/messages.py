@@ -72,8 +72,8 @@ class Head(NamedTuple):
 def _padded(shape: tuple[int, ...]) -> list[int]:
     if len(shape) > _DIMENSIONS:
         raise ValueError(
-            f"Pipeline: {shape} has more than {_DIMENSIONS} dimensions, the most that stages"
-            " exchange"
+            f"Pipeline: {shape} has more than {_DIMENSIONS} dimensions, the maximum that stages"
+            " can exchange"
         )
     return [*shape, *[-1] * (_DIMENSIONS - len(shape))]
 

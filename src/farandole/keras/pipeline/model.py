@@ -98,8 +98,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         for name, known in (("jit_compile", (False, "auto", None)), ("steps_per_execution", (1,))):
             if (value := options.pop(name, known[0])) not in known:
                 raise ValueError(
-                    f"Pipeline: {name}={value}: each stage is compiled by itself, so leave out"
-                    f" {name}"
+                    f"Pipeline: {name}={value} is not supported, because each stage is compiled"
+                    f" separately. Remove {name}"
                 )
         optimizer = keras.optimizers.get(optimizer)
         self._check(
@@ -262,7 +262,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     def _tensor_of(self, x: Any) -> Any:
         tensors = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
         if len(tensors) != 1:
-            raise ValueError(f"{self.name} takes one tensor, and was given {len(tensors)}")
+            raise ValueError(f"{self.name} takes one tensor, not {len(tensors)}")
         return tensors[0]
 
     def _loss(self, whole: Whole, y: Any, sample_weight: Any) -> Any:
@@ -319,13 +319,13 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     def _check(self, optimizer: Any, *, scales: bool) -> None:
         if scales or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
-                "Pipeline: mixed_float16 scales the loss, and skips steps if a gradient of any"
-                " layer is not finite, which no stage knows alone: use mixed_bfloat16"
+                "Pipeline: mixed_float16 skips steps if the gradient of any layer is not finite,"
+                " which a single stage cannot know. Use mixed_bfloat16"
             )
         if getattr(optimizer, "global_clipnorm", None) and self._own.wire.count > 1:
             raise ValueError(
-                f"Pipeline: global_clipnorm={optimizer.global_clipnorm} is of the gradients of all"
-                " layers, which no stage has: use clipnorm, of each weight, or clipvalue"
+                f"Pipeline: global_clipnorm={optimizer.global_clipnorm} needs the gradients of all"
+                " layers, which no stage has. Use clipnorm (per weight) or clipvalue"
             )
 
     def _agree(self, arguments: dict[str, Any], users: Sequence[Any]) -> None:
@@ -336,9 +336,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
                 (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore, *ORBAX),
             ):
                 raise ValueError(
-                    f"Pipeline: leave out {type(callback).__name__}: all ranks begin with rank 0's"
-                    " weights; to go on later, use keras.callbacks.ModelCheckpoint and"
-                    " pipeline.load_weights(path)"
+                    f"Pipeline: {type(callback).__name__} is not supported. Remove it, because all"
+                    " ranks begin with rank 0's weights; to resume training, use"
+                    " keras.callbacks.ModelCheckpoint and pipeline.load_weights(path)"
                 )
         mine = {
             name: str(arguments.get(name, default))
@@ -353,8 +353,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             for name, value in everybody[0].items():
                 if theirs.get(name) != value:
                     raise ValueError(
-                        f"Pipeline.fit: {name} must be the same on all ranks: rank 0 has {value},"
-                        f" and rank {rank} {theirs.get(name)}"
+                        f"Pipeline.fit: {name} must be the same on all ranks, but rank 0 has"
+                        f" {value}, and rank {rank} has {theirs.get(name)}"
                     )
 
     def _have_written(self, write: Callable[[Any], None]) -> None:

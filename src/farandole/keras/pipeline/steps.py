@@ -164,9 +164,9 @@ class Steps:
         head = self._stages.receive_head()
         if (head.kind, head.number) != (kind, number):
             raise ValueError(
-                f"Pipeline: stage {self._stages.number} came to {_WORDS[kind]}, and stage"
-                f" {self._stages.number - 1} to {_WORDS[head.kind]}: pass all ranks of a pipeline"
-                " data of as many batches, and make the same calls"
+                f"Pipeline: stage {self._stages.number} expected {_WORDS[kind]}, but stage"
+                f" {self._stages.number - 1} sent {_WORDS[head.kind]}. Pass data with the same"
+                " number of batches to all ranks of a pipeline, and make the same calls"
             )
         return head
 

@@ -74,15 +74,16 @@ def DistributedOptimizer(
     )
     if isinstance(optimizer, _Distributed):
         raise ValueError(
-            "this optimizer is distributed already: pass the one that DistributedOptimizer was"
-            " given"
+            "this optimizer is already distributed. Pass the optimizer that DistributedOptimizer"
+            " wraps"
         )
     if not isinstance(
         optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
     ):
         raise ValueError(
             f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras"
-            " 2 (tf_keras): for one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
+            " 2 (tf_keras). For an optimizer of Keras 3 use farandole.keras, or unset"
+            " TF_USE_LEGACY_KERAS"
         )
     if options.strategy is not None:
         _check_steps_alike(options.strategy, scaled=hasattr(optimizer, "get_scaled_loss"))
@@ -228,8 +229,9 @@ def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
         raise ValueError(NO_STRATEGY.format(spec=strategy.spec))
     if not readable():
         raise ValueError(
-            f"strategy={strategy.spec!r} exchanges weights, and those of a TensorFlow 1 graph are"
-            " in its session: train eagerly or in a tf.function, or use strategy='allreduce'"
+            f"strategy={strategy.spec!r} exchanges weights, but the weights of a TensorFlow 1"
+            " graph are inside its session. Train eagerly or in a tf.function, or use"
+            " strategy='allreduce'"
         )
 
 

@@ -63,9 +63,9 @@ def _restore(model: Any, filepath: Any) -> None:
     old = isinstance(inner, tf_keras.optimizers.legacy.Optimizer)
     if old and zipfile.is_zipfile(filepath) and context.rank() == 0:
         finding = OPTIMIZER_STATE_MISSING.finding(
-            f"{filepath} has no state of its optimizer, which begins anew: Keras 2 writes that of"
-            f" an old optimizer (optimizers.legacy.{type(inner).__name__}) into .h5 files and"
-            " SavedModels, but not into .keras files",
+            f"{filepath} has no optimizer state, so the optimizer restarts: Keras 2 does not write"
+            f" the state of an old optimizer (optimizers.legacy.{type(inner).__name__}) into"
+            " .keras files. Save to an .h5 file or a SavedModel",
             where=f"{filepath}",
         )
         warn_once(finding)

@@ -91,9 +91,9 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         if self.workers > 1 or self.use_multiprocessing:
             raise SettingsError(
-                f"workers={self.workers}, use_multiprocessing={self.use_multiprocessing}: workers"
-                " of Keras would mix up batches and epochs; use workers=1: the reader reads ahead"
-                " in threads (threads=)"
+                f"workers={self.workers} and use_multiprocessing={self.use_multiprocessing} would"
+                " mix up batches and epochs. Use workers=1; the reader reads ahead in threads"
+                " (threads=)"
             )
         self._within = True
 

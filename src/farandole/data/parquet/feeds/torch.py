@@ -33,9 +33,9 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             raise SettingsError(
-                f"num_workers={worker.num_workers}: workers have copies of this data, so the"
-                " program's own would never come to the next epoch; use num_workers=0: it reads"
-                " ahead in threads (threads=)"
+                f"num_workers={worker.num_workers} is not supported: workers have copies of this"
+                " data, so that the program's own data would never reach the next epoch. Use"
+                " num_workers=0; the data reads ahead in threads (threads=)"
             )
         for batch in self.reader:
             yield mapped(_tensor, batch)
@@ -53,7 +53,7 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
 def _tensor(name: str, array: Any) -> Any:
     if array.dtype == object:
         raise DataError(
-            f"column {name!r} holds text, of which PyTorch has no tensors: index it first, or leave"
-            " it out"
+            f"column {name!r} holds text, which PyTorch tensors cannot hold. Convert it to indexes"
+            " first, or drop the column"
         )
     return torch.from_numpy(array)
