@@ -51,6 +51,7 @@ FLAGS = [
     "--dynamic-process-sets",
     "--join-mean-of-present",
     "--start-timeout",
+    "--grace-seconds",
     "--log-level",
     "--log-without-timestamp",
 ]

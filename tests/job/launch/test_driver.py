@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.job.launch import reaper
+from farandole.job.launch import driver_signals, reaper
 from tests.job.launch import tools
 from tests.job.launch.tools import Marked, read_pids, wait_until
 from tests.kits.messages import mentions
@@ -342,20 +342,15 @@ class TestTheDriverEnds:
         jobs.finish(process)
 
     def test_a_second_interrupt_does_not_wait(self, jobs: Marked, tmp_path: Path) -> None:
-        driver = (
-            "import sys; from farandole import cli; from farandole.job.launch import watch;"
-            " watch.TERM_GRACE = 1000\n"
-        )
         code = (
             f"trap 'touch {tmp_path}/told' TERM; touch {tmp_path}/begun; while true; do sleep 0.1;"
             " done"
         )
-        process = jobs.python(
-            "-c", f"{driver}sys.exit(cli.main())", "run", "-np", "1", "bash", "-c", code
-        )
+        process = jobs.start("run", "-np", "1", "--grace-seconds", "1000", "bash", "-c", code)
         for name in ("begun", "told"):
             assert wait_until((tmp_path / name).exists)
             process.send_signal(signal.SIGINT)
+            time.sleep(driver_signals.TWICE)
         assert jobs.finish(process).returncode == 130
 
 

@@ -19,11 +19,12 @@ from farandole.job.launch.processes import LocalWorker, start_ranks
 from tests.job.launch.tools import Marked, wait_until
 from tests.kits.messages import mentioning
 from tests.kits.opened import opened
+from tests.kits.patience import PATIENT
 
 
 def start(jobs: Marked, np: int, script: str, hosts: str | None = None) -> list[LocalWorker]:
     name, _, value = jobs.mark.partition("=")
-    env = {"FARANDOLE_STORE": f"127.0.0.1:{os.getpid()}", name: value}
+    env = {"FARANDOLE_STORE": f"127.0.0.1:{os.getpid()}", name: value, **PATIENT}
     return list(
         LocalLauncher().allocate(JobRequest(np, hosts=hosts)).start(["bash", "-c", script], env)
     )
@@ -139,6 +140,23 @@ def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
         with pytest.raises(BlockingIOError):
             os.read(workers[1].stdout or 0, 6)
         assert os.read(workers[0].stdout or 0, 6) == b""
+    finally:
+        end(workers)
+
+
+def test_what_a_rank_needs_for_saving_is_ended_after_it(jobs: Marked) -> None:
+    """A data loader's worker that gets SIGTERM first would fail the rank that is about to save."""
+    worker_of_rank = "trap 'echo worker; exit' TERM; echo up; while :; do sleep 0.05; done"
+    save = "kill -0 $! && sleep 0.2 && kill -0 $! && echo saved; exit 0"
+    (worker,) = workers = start(
+        jobs, 1, f'bash -c "{worker_of_rank}" & trap "{save}" TERM; while :; do wait; done'
+    )
+    try:
+        assert os.read(worker.stdout or 0, 10) == b"up\n"
+        worker.terminate()
+        assert wait_until(lambda: not worker.alive())
+        assert worker.poll() == 0
+        assert os.read(worker.stdout or 0, 100) == b"saved\nworker\n"
     finally:
         end(workers)
 
@@ -301,7 +319,7 @@ class TestReaper:
 import os, sys, time
 from farandole.job.launch.launchers.local import LocalLauncher
 from farandole.job.launch.contract import JobRequest
-(worker,) = LocalLauncher().allocate(JobRequest(1)).start(["bash", "-c", {script!r}], {{}})
+(worker,) = LocalLauncher().allocate(JobRequest(1)).start(["bash", "-c", {script!r}], {PATIENT})
 print(os.read(worker.stdout, 10), flush=True)
 time.sleep(1000)
 """

@@ -15,6 +15,7 @@ from farandole.core.api.capabilities import gloo_enabled as gloo_enabled
 from farandole.core.api.capabilities import mpi_built as mpi_built
 from farandole.core.api.capabilities import mpi_enabled as mpi_enabled
 from farandole.core.api.capabilities import mpi_threads_supported as mpi_threads_supported
+from farandole.core.api.preemption import preempted as preempted
 from farandole.errors import HorovodInternalError as HorovodInternalError
 from farandole.job import context
 from farandole.job.context import ProcessSet as ProcessSet

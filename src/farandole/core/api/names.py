@@ -17,6 +17,7 @@ JOB = (
     "is_initialized",
     "local_rank",
     "local_size",
+    "preempted",
     "rank",
     "shutdown",
     "size",

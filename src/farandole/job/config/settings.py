@@ -263,6 +263,16 @@ class Settings(Variables):
         least=0.001,
         most=1e9,
     )
+    grace_seconds: float = setting(
+        30.0,
+        "time that ranks have for saving their state when the job is ended (between SIGTERM and"
+        " SIGKILL)",
+        flag="--grace-seconds",
+        group=OTHER,
+        unit="s",
+        least=0.0,
+        most=1e9,
+    )
     log_level: str = setting(
         "warning",
         "from which level on the log is shown: trace, debug, info, warning, error or fatal",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -14,6 +15,9 @@ from farandole.base.host import content
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # As mpirun and srun do: a scheduler may warn the job before its time limit.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+# Seconds within which a repeated signal counts once: ``timeout`` signals the command and then its
+# process group, and only a user's second Ctrl-C must end the job at once.
+TWICE = 0.25
 
 
 class DriverSignals:
@@ -25,6 +29,7 @@ class DriverSignals:
         self.received: list[int] = []
         self.for_ranks: deque[int] = deque()
         self._wake = wake
+        self._last = -TWICE  # time of the latest signal that ends the job
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -47,8 +52,11 @@ class DriverSignals:
             signal.signal(number, handler)
 
     def _on_end(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        self._wake()
+        now, last = time.monotonic(), self._last
+        self._last = now
+        if not self.received or number != self.received[-1] or now - last >= TWICE:
+            self.received.append(number)
+            self._wake()
 
     def _on_notice(self, number: int, frame: FrameType | None) -> None:
         self.for_ranks.append(number)

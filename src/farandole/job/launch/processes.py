@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from farandole.base.types import Slot
 from farandole.errors import SettingsError, counted
+from farandole.job.config import Settings
 from farandole.job.launch.limits import check_proc, cure
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def start_ranks(
     token = os.urandom(16).hex()
     # An environment may contain "=text", with an empty name, which Python cannot pass to a process.
     base, pipes = {name: text for name, text in {**env, MARK: token}.items() if name}, _Pipes()
-    handle = Reaper(f"{MARK}={token}", cwd)
+    handle = Reaper(f"{MARK}={token}", cwd, _grace({**env, **(envs[0] if envs else {})}))
     try:
         places = []
         for slot, more in zip(slots, envs or [{}] * len(slots), strict=True):
@@ -76,6 +77,11 @@ def start_ranks(
         LocalWorker(slot, handle, index, pid, *output)
         for index, (slot, pid, output) in enumerate(zip(slots, pids, outputs, strict=True))
     ]
+
+
+def _grace(env: Mapping[str, str]) -> float:
+    """Return the grace period of the ranks with these variables, in seconds."""
+    return Settings.from_env(env).grace_seconds
 
 
 class _Pipes:
@@ -151,15 +157,17 @@ class LocalWorker:
 class Reaper:
     """The driver's end of a reaper's pipes.
 
-    ``mark`` (NAME=value) is in the environment of all its ranks.
+    ``mark`` (NAME=value) is in the environment of all its ranks. ``grace`` is the time in seconds
+    that they have for ending if the driver is lost.
     """
 
-    def __init__(self, mark: str, cwd: str = "") -> None:
+    def __init__(self, mark: str, cwd: str = "", grace: float = Settings().grace_seconds) -> None:
         self.started = 0
         # Times at which exit codes were reported; the reaper reports them in the order in which
         # ranks ended.
         self.times: dict[int, float] = {}
         self._cwd = cwd
+        self._grace = grace
         self._mark = mark
         self._codes: dict[int, int] = {}
         self._text = b""
@@ -183,8 +191,9 @@ class Reaper:
 
         from farandole.job.launch import reaper  # imported here so that its bytecode is up to date
 
+        command = [sys.executable, "-I", "-S", "-B", "-c", REAPER]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", REAPER, os.path.dirname(reaper.__file__)],
+            [*command, os.path.dirname(reaper.__file__), str(self._grace)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -227,7 +236,9 @@ class Reaper:
             self._write(f"send {int(number)} {index}\n".encode())
 
     def signal(self, index: int, number: int) -> None:
-        """Send SIGTERM or SIGKILL to a rank and all its descendants."""
+        """Ask a rank to end (SIGTERM), and its descendants after it; or kill all of them
+        (SIGKILL).
+        """
         if self._lost and self._process is None:  # the guard was killed as well
             from farandole.job.launch import reaper
 

@@ -6,12 +6,15 @@ by a rank can escape, and when the reaper has no children, nothing of the job is
 
 stdin: the length of a frame (8 bytes), then the frame (``marshal``: variables for all ranks, and
 for each rank its command, its own variables, and the descriptors for its stdout and stderr), then
-lines: ``term 0 2`` and ``kill 0 2`` signal the ranks with these numbers and all their descendants;
-``send 10 0 2`` sends signal 10 to these ranks only.
+lines: ``term 0 2`` asks the ranks with these numbers to end (SIGTERM), and all that is below them
+once the ranks have ended, because a rank that saves its state needs its data loaders; ``kill 0 2``
+kills these ranks and all their descendants; ``send 10 0 2`` sends signal 10 to these ranks only.
 
 stdout, in lines: ``started <pid> ...`` or ``failed <index> <errno>``; ``exit <index> <code>``;
 ``gone`` when nothing is left, after which the reaper exits. If stdin closes earlier, or the driver
-dies, all processes get SIGTERM and, after a grace period, SIGKILL.
+dies, the ranks are asked to end in the same way and, after the grace period, killed.
+
+Arguments: the folder of this module, and the grace period in seconds.
 
 The reaper's parent is a guard, another child subreaper. If the reaper is killed, its descendants
 become children of the guard, which reports ``lost``, ends all of them and reports ``gone``.
@@ -35,7 +38,7 @@ else:
     # ``signal`` adds enumerations, which take longer to load than everything else.
     import _signal as signal
 
-GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+TIDY = 2.0  # least seconds between SIGTERM and SIGKILL for what the ranks have left
 LOOK = 1.0  # seconds between checks that the driver is alive
 AGAIN = 0.02  # seconds before SIGKILL is repeated for processes that started in between
 # Seconds before a process that survives SIGKILL (blocked on a dead network disk) is abandoned.
@@ -123,6 +126,7 @@ class Ranks:
         self.pids: list[int] = []
         self.codes: dict[int, int] = {}  # exit codes by pid
         self.left = True  # a process has not ended
+        self.asked_at: float | None = None  # time of the first request to end
         self._signalled: set[int] = set()  # pids of ranks that were asked to end
         self._killed: set[int] = set()
         # processes that got SIGTERM, by pid and start time
@@ -172,17 +176,32 @@ class Ranks:
     def killing(self) -> bool:
         return bool(self._killed)
 
-    def signal(self, indices: list[int], number: int) -> None:
-        """Signal these ranks and all their descendants; if all ranks are ending, also their
-        orphans.
+    def terminate(self, indices: list[int]) -> None:
+        """Send SIGTERM to these ranks, but not yet to what is below them; see ``tidy``.
 
         Each process gets SIGTERM only once: a second one would interrupt its clean-up.
         """
         chosen = {self.pids[index] for index in indices}
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
         self._signalled |= chosen
-        if number == signal.SIGKILL:
-            self._killed |= chosen
-        self._send(chosen, self._signalled, number)
+        self._ask(list(chosen - set(self.codes)), processes())
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Send SIGTERM to the remaining processes once all ranks have ended on request."""
+        if self.asked_at is not None and not set(self.pids) - set(self.codes):
+            known = processes()
+            self._ask(below(os.getpid(), known), known)
+
+    def kill(self, indices: list[int]) -> None:
+        """Kill these ranks and all their descendants; if all ranks are ending, also their
+        orphans.
+        """
+        chosen = {self.pids[index] for index in indices}
+        self._signalled |= chosen
+        self._killed |= chosen
+        self._kill(chosen, self._signalled)
 
     def pass_on(self, indices: list[int], number: int) -> None:
         """Send a signal that does not end them to the processes of these ranks only."""
@@ -191,9 +210,9 @@ class Ranks:
 
     def kill_again(self) -> None:
         """Kill processes that have appeared in between."""
-        self._send(self._killed, self._killed, signal.SIGKILL)
+        self._kill(self._killed, self._killed)
 
-    def _send(self, chosen: set[int], ending: set[int], number: int) -> None:
+    def _kill(self, chosen: set[int], ending: set[int]) -> None:
         known = processes()
         running = set(self.pids) - set(self.codes)
         if running <= ending:
@@ -201,13 +220,15 @@ class Ranks:
         else:
             targets = [pid for rank in chosen & running for pid in (rank, *below(rank, known))]
         for pid in targets:
-            if pid not in known or (
-                number == signal.SIGTERM and (pid, known[pid][1]) in self._asked
-            ):
-                continue
-            if number == signal.SIGTERM:
+            if pid in known:
+                send(pid, known[pid], signal.SIGKILL)
+
+    def _ask(self, pids: list[int], known: dict[int, tuple[int, int]]) -> None:
+        """Send SIGTERM to the processes that have not received it yet."""
+        for pid in pids:
+            if pid in known and (pid, known[pid][1]) not in self._asked:
                 self._asked.add((pid, known[pid][1]))
-            send(pid, known[pid], number)
+                send(pid, known[pid], signal.SIGTERM)
 
 
 def woken() -> int:
@@ -262,7 +283,7 @@ class Driver:
         return [] if os.getppid() == self._parent else None
 
 
-def attend(driver: Driver, ranks: Ranks) -> None:
+def attend(driver: Driver, ranks: Ranks, grace: float) -> None:
     """Serve the driver until no process is left."""
     while True:
         for index, code in ranks.reap():
@@ -272,31 +293,39 @@ def attend(driver: Driver, ranks: Ranks) -> None:
             return
         if ranks.killing:
             ranks.kill_again()
+        else:
+            ranks.tidy()
         orders = driver.orders(AGAIN if ranks.killing else LOOK)
         if orders is None:
-            end_all(ranks)
+            end_all(ranks, grace)
             return
         for order in orders:
             verb, *words = order.split()
             numbers = [int(word) for word in words]
             if verb == "send":
                 ranks.pass_on(numbers[1:], numbers[0])
+            elif verb == "kill":
+                ranks.kill(numbers)
             else:
-                ranks.signal(numbers, signal.SIGKILL if verb == "kill" else signal.SIGTERM)
+                ranks.terminate(numbers)
 
 
-def end_all(ranks: Ranks) -> None:
-    """End all descendants without a driver: SIGTERM and, after a grace period, SIGKILL."""
+def end_all(ranks: Ranks, grace: float) -> None:
+    """End all descendants without a driver: SIGTERM and, after the grace period, SIGKILL."""
     everyone, began = list(range(len(ranks.pids))), time.monotonic()
-    ranks.signal(everyone, signal.SIGTERM)
-    while ranks.left and time.monotonic() < began + GRACE + GIVE_UP:
+    ranks.terminate(everyone)
+    # The driver may have asked the ranks before it was lost.
+    deadline = max(began + TIDY, (ranks.asked_at or began) + grace)
+    while ranks.left and time.monotonic() < deadline + GIVE_UP:
         ranks.reap()
-        if time.monotonic() > began + GRACE:
-            ranks.signal(everyone, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            ranks.kill(everyone)
+        else:
+            ranks.tidy()
         time.sleep(AGAIN)
 
 
-def guard(child: int) -> None:
+def guard(child: int, grace: float) -> None:
     """Guard the reaper ``child``, and end its leftover processes if it is killed.
 
     When the driver has gone, the end of this process notifies the reaper.
@@ -314,7 +343,7 @@ def guard(child: int) -> None:
             os.read(wake, 4096)
     if os.WIFSIGNALED(status):
         say("lost")
-        end_all(Ranks())
+        end_all(Ranks(), grace)
         say("gone")
 
 
@@ -347,8 +376,9 @@ def main() -> None:
         say(f"failed 0 {error.errno}")
         sys.exit(1)
     adopt_orphans()
+    grace = float(sys.argv[2])
     if child:
-        guard(child)
+        guard(child, grace)
         return
     driver, ranks = Driver(), Ranks()
     base, places = marshal.loads(driver.read(int.from_bytes(driver.read(8), "little")))
@@ -356,7 +386,7 @@ def main() -> None:
         ranks.start(base, places)
     except OSError as error:
         say(f"failed {len(ranks.pids)} {error.errno}")
-        ranks.signal(list(range(len(ranks.pids))), signal.SIGKILL)
+        ranks.kill(list(range(len(ranks.pids))))
     else:
         say(f"started {' '.join(map(str, ranks.pids))}")
-    attend(driver, ranks)
+    attend(driver, ranks, grace)

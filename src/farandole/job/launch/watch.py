@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.base.log import logger
 from farandole.base.types import Slot
-from farandole.errors import JobFailedError, RendezvousError, counted
+from farandole.errors import JobFailedError, RendezvousError, counted, ranks_named
 from farandole.job.config.rank_variables import STATUS
 from farandole.job.launch.contract import Allocation, Worker
 from farandole.job.launch.driver_signals import DriverSignals
@@ -28,7 +28,9 @@ from farandole.job.report import keys, messages
 from farandole.job.report.outcome import Outcome
 from farandole.net.store import StoreServer, Value
 
-TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
+# seconds between SIGTERM and SIGKILL for what ended ranks have left; --grace-seconds is for ranks
+TERM_GRACE = 2.5
+NOTICE = 2.5  # seconds before the wait for ranks that are ending is reported
 # seconds between SIGTERM and SIGKILL for processes that successful ranks left running
 TIDY_GRACE = 1.0
 TICK = 0.1
@@ -128,7 +130,8 @@ class Watch:
         """
         if self._await_end() is JobState.ENDED:
             self._end(self._servers.workers)
-            self._pump_until(self._is_tidy, TIDY_GRACE)
+            deadline = time.monotonic() + TIDY_GRACE
+            self._pump_until(self._is_tidy, deadline, len(self._signals.received))
             self._take_reports()  # reports may still arrive
         if self._await_end() is JobState.FAILED:
             self._fail()
@@ -312,28 +315,47 @@ class Watch:
     def _is_tidy(self) -> bool:
         return self._pump.is_drained() and self._ranks_are_over() and self._servers.are_over()
 
-    def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Pass on output until ``done`` or until the time is up; another signal ends the wait."""
-        deadline = time.monotonic() + seconds
-        signals = len(self._signals.received)
-        while not done() and time.monotonic() < deadline and len(self._signals.received) == signals:
+    def _pump_until(self, done: Callable[[], bool], deadline: float, signals: int) -> None:
+        """Pass on output until ``done``, until the deadline, or until the driver has received more
+        than ``signals`` signals.
+        """
+        while not (done() or time.monotonic() >= deadline or len(self._signals.received) > signals):
             self._pump.pump(0.01)
 
     def _end_workers(self) -> None:
-        """End all remaining processes once: SIGTERM, a grace period, SIGKILL."""
+        """End all remaining processes once: SIGTERM, the grace period, SIGKILL. A further signal
+        ends the grace period.
+        """
         if self._has_ended_workers or self._is_tidy():
             return
         self._take_reports()  # later failures may be caused by ending the workers
+        began, signals = time.monotonic(), len(self._signals.received)
+        deadline = began + (self._job.settings.grace_seconds if self._running() else TERM_GRACE)
+        over = self._ranks_are_over if self._servers.workers else self._is_over
         self._end(self._workers)
-        self._pump_until(
-            self._ranks_are_over if self._servers.workers else self._is_over, TERM_GRACE
-        )
+        self._pump_until(over, min(began + NOTICE, deadline), signals)
+        if not over() and len(self._signals.received) == signals:
+            self._say_that_it_waits(deadline - time.monotonic())
+        self._pump_until(over, deadline, signals)
         self._end(self._servers.workers)
-        self._pump_until(self._servers.are_over, TERM_GRACE)
+        self._pump_until(self._servers.are_over, time.monotonic() + TERM_GRACE, signals)
         for worker in (*self._workers, *self._servers.workers):
             worker.kill()
-        self._pump_until(self._is_over, 1.0)
+        self._pump_until(self._is_over, time.monotonic() + 1.0, signals + 1)
         self._has_ended_workers = True
+
+    def _running(self) -> list[int]:
+        """Return the ranks whose processes have not ended."""
+        return [worker.slot.rank for worker in self._workers if worker.poll() is None]
+
+    def _say_that_it_waits(self, seconds: float) -> None:
+        if seconds > 0 and not self._job.display.quiet:
+            ranks = self._running()
+            who = ranks_named(ranks) if ranks else "processes that ranks have started"
+            self._job.display.note(
+                f"waiting up to {seconds:.0f} s (--grace-seconds) for {who} to end after SIGTERM."
+                "\nCtrl-C ends the job at once."
+            )
 
     @staticmethod
     def _end(workers: Sequence[Worker]) -> None:

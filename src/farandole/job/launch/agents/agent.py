@@ -28,6 +28,7 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
+from farandole.job.config import Settings
 from farandole.job.launch import launcher_env
 from farandole.job.launch.limits import cure
 from farandole.job.launch.processes import LocalWorker, start_ranks
@@ -38,7 +39,7 @@ AHEAD = 64 << 20  # bytes of output that may be queued for the driver before ran
 PIECE = 1 << 18
 LOOK = 0.05  # seconds between checks of the processes
 DRAIN = 0.5  # seconds for which the pipes of an ended rank are still read
-GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the driver was lost
+TIDY = 2.0  # seconds between SIGTERM and SIGKILL for what ended ranks have left
 PATIENCE = 5.0  # seconds for pending messages when the task is over
 LONG = 3600.0
 _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver is lost
@@ -64,6 +65,7 @@ class Agent:
         self._client = redeem(client, task["index"]) if task.get("redeem") else client
         self._workers: list[LocalWorker] = []  # the ranks, followed by other processes
         self._ranks = 0
+        self._grace = 0.0  # seconds for the ranks to end after the driver was lost
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
         self._listening: threading.Thread | None = None
@@ -78,7 +80,8 @@ class Agent:
             if order["do"] == "start" and self._start(order):
                 self._attend()
         except _GONE:
-            self._end_alone()  # not an error of the cluster: the driver knows why it ended
+            # not an error of the cluster: the driver knows why it ended
+            self._end_alone(max(TIDY, self._grace))
             self._client.close()  # threads may be waiting for an answer of the driver
         finally:
             for thread in self._talking:
@@ -133,6 +136,7 @@ class Agent:
         # Hosts may reach the driver at different addresses.
         here = {"FARANDOLE_STORE": self._client.address}
         envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
+        self._grace = Settings.from_env(envs[0]).grace_seconds
         try:
             self._workers += start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
         except SettingsError as error:
@@ -209,7 +213,7 @@ class Agent:
         while not self._orders.empty():
             order = self._orders.get()
             if order["do"] == "bye":
-                self._end_alone()
+                self._end_alone(TIDY)
                 return False
             if order["do"] == "orphan":
                 raise RendezvousError("the driver is gone")
@@ -223,10 +227,12 @@ class Agent:
                 worker.terminate() if order["do"] == "terminate" else worker.kill()
         return True
 
-    def _end_alone(self) -> None:
-        """End the remaining processes of the ranks without the driver."""
-        for end in (LocalWorker.terminate, LocalWorker.kill):
-            deadline = time.monotonic() + GRACE
+    def _end_alone(self, grace: float) -> None:
+        """End the remaining processes of the ranks without the driver: SIGTERM and, ``grace``
+        seconds later, SIGKILL.
+        """
+        for end, seconds in ((LocalWorker.terminate, grace), (LocalWorker.kill, TIDY)):
+            deadline = time.monotonic() + seconds
             for worker in self._workers:
                 if worker.alive():
                     end(worker)
