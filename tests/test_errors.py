@@ -25,6 +25,7 @@ TREE = {
     "JoinedError": errors.HorovodInternalError,
     "ShutDownError": errors.HorovodInternalError,
     "RequestError": errors.HorovodInternalError,
+    "RefusedError": errors.RequestError,
     "HostsUpdatedInterrupt": RuntimeError,
     "RanksDifferError": RuntimeError,
     "JobFailedError": RuntimeError,

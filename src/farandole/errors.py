@@ -10,6 +10,7 @@ RuntimeError
 │   ├── JoinedError            a collective needs data from all ranks, but one has joined
 │   ├── ShutDownError          the engine was shut down, here or on another rank
 │   └── RequestError           a request is invalid in itself (also a ValueError)
+│       └── RefusedError       another rank's arguments of this call are invalid
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
 ├── RanksDifferError           --check raise: the ranks do not train the same model
 └── JobFailedError             a job failed; names the rank that caused it and shows why
@@ -130,6 +131,13 @@ class RequestError(HorovodInternalError, ValueError):
 
     Horovod raises its internal error in this case and existing programs catch it, so this class
     derives from both.
+    """
+
+
+class RefusedError(RequestError):
+    """Another rank cannot make this call of torch.distributed, because its arguments are invalid.
+
+    That rank raises a ValueError. The call has failed on all ranks, and the group remains usable.
     """
 
 

@@ -87,7 +87,7 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
     assert late.done
     assert isinstance(late.error, StalledError)
     assert str(late.error).endswith("[1] is at: a line")
-    assert streams.aborted == [str(late.error)]
+    assert streams.aborted == [f"StalledError (rank 1): {late.error}"]
     assert given_up.done
     assert mentions(str(given_up.error), "given up")
     messages.close(0.0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.inbox import Transfer, error_text
+from farandole.core.groups.reasons import reason_of, restored
 from farandole.errors import PeerLostError, StalledError
 
 _TAG = -(1 << 40)  # programs use other tags
@@ -18,9 +19,10 @@ _TEXT = 1 << 10
 def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> None:
     """Wait until all members have reached the barrier.
 
-    Raises StalledError after ``seconds``. On member 0 the error names one missing member, or all of
-    them with ``everybody``. Member 0 reports the failure to the other members, and also an
-    exception raised by one of its own signal handlers.
+    Raises StalledError after ``seconds``, and PeerLostError for a lost member, on all members. On
+    member 0 the error names one missing member, or all of them with ``everybody``. Member 0 reports
+    the failure to the other members, and also an exception raised by one of its own signal
+    handlers (PeerLostError there).
     """
     group.barriers += 1
     tag = _TAG - group.barriers
@@ -36,7 +38,8 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         missing = _missing(group, notes, seconds, everybody)
         lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
         text = _missing_text(group, missing, seconds, lost) if missing else ""
-        _answer(group, tag, text, notes, unanswered)
+        verdict = text if lost or not text else reason_of(StalledError("", missing[0]), text)
+        _answer(group, tag, verdict, notes, unanswered)
     # a signal handler raised: without an answer the others would wait until their timeout
     except BaseException as error:
         _answer(group, tag, f"it left the barrier: {error_text(error)}", notes, unanswered)
@@ -113,4 +116,6 @@ def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
         raise PeerLostError(f"{reached}{zero}: {verdict.error}", 0) from verdict.error
     text = answer.tobytes().decode(errors="replace").rstrip()
     if text:
-        raise StalledError(f"{reached}{zero}: {text} ({group.name})", 0)
+        error = restored(PeerLostError(text, 0))
+        kind = StalledError if isinstance(error, StalledError) else PeerLostError
+        raise kind(f"{reached}{zero}: {error} ({group.name})", 0)

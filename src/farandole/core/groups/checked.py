@@ -4,6 +4,9 @@ them if not.
 Each call has a hash of everything that ranks must agree on. Ranks that share memory publish it
 together with the elements of a small call, so check and call cost one wait. Other ranks exchange it
 in a small message.
+
+A rank that cannot make the call, because its own arguments are invalid, takes part with ``refuse``:
+the call fails on all ranks, and their next calls meet.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ import numpy as np
 from farandole.base.contracts import PeerMemory, Transport
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.core.kernels import halves, quiet, reducer, scaled_halves
-from farandole.errors import MismatchError
+from farandole.errors import MismatchError, RefusedError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _TEXT = 1024  # bytes for a rank's description of its call
 _MASK = (1 << 64) - 1
+_REFUSED = -1  # takes the place of the kind of a call; kinds are positive
+_REFUSES = "refuses it: "  # begins the description of a refused call
 Describe = Callable[[], str]
 
 
@@ -212,6 +217,13 @@ class CheckedCollectives:
         """Wait until all ranks have come."""
         self._agree(wants, describe)
 
+    def refuse(self, why: str) -> None:
+        """Take part in a call that this rank refuses. ``why``: the text of the error.
+
+        Returns if all ranks refuse the call; otherwise all ranks raise RefusedError with the text.
+        """
+        self._agree((_REFUSED,), lambda: f"{_REFUSES}{why}")
+
     def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
         """Return all ranks' byte counts, shape (rank, 2, peer): sent to each peer and received from
         each.
@@ -247,28 +259,40 @@ class CheckedCollectives:
         return None
 
     def _raise_mismatch(self, describe: Describe) -> None:
-        """Raise MismatchError with every rank's call. Collective: all ranks have seen the
-        difference.
+        """Raise MismatchError with every rank's call, or RefusedError if a rank refuses the call.
+        Collective: all ranks have seen the difference.
         """
-        mine = np.zeros(_TEXT, np.uint8)
-        text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
-        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        texts = self._gathered_texts(describe())
+        lines = "\n".join(
+            f"  {self._name_of(rank)}: call {self.calls}: {text}" for rank, text in enumerate(texts)
+        )
+        refusing = [self._name_of(rank) for rank, text in enumerate(texts) if _refuses(text)]
+        if refusing:
+            raise RefusedError(
+                f"{' and '.join(refusing)} of {self._name} cannot make this call, so it has failed"
+                f" on all ranks:\n{lines}"
+            )
+        raise MismatchError(
+            f"the ranks of {self._name} do not call the same:\n{lines}\nAll ranks of a group must"
+            " make the same calls on it, in one order, with the same operations, dtypes and shapes."
+        )
+
+    def _gathered_texts(self, mine: str) -> list[str]:
+        """Return every rank's text, cut to ``_TEXT`` bytes."""
+        given = np.zeros(_TEXT, np.uint8)
+        text = mine.encode()[:_TEXT]
+        given[: len(text)] = np.frombuffer(text, np.uint8)
         if self._peer_memory is not None:
-            texts = [bytes(place[:_TEXT]) for place in self._peer_memory.publish(0, [mine])[1]]
+            texts = [bytes(place[:_TEXT]) for place in self._peer_memory.publish(0, [given])[1]]
         else:
             found = np.empty((self.size, _TEXT), np.uint8)
-            self._transport.allgather(mine, found.reshape(-1), [_TEXT] * self.size)
+            self._transport.allgather(given, found.reshape(-1), [_TEXT] * self.size)
             texts = [bytes(row) for row in found]
-        lines = [
-            f"  {self._name_of(rank)}: {text.rstrip(bytes(1)).decode(errors='replace')}"
-            for rank, text in enumerate(texts)
-        ]
-        raise MismatchError(
-            f"the ranks of {self._name} do not call the same:\n"
-            + "\n".join(lines)
-            + "\nAll ranks of a group must "
-            "make the same calls on it, in one order, with the same operations, dtypes and shapes."
-        )
+        return [text.rstrip(bytes(1)).decode(errors="replace") for text in texts]
+
+
+def _refuses(text: str) -> bool:
+    return text.startswith(_REFUSES)
 
 
 def _joined(parts: Sequence[Array]) -> Array:

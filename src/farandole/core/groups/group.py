@@ -12,10 +12,12 @@ from farandole.core.groups.calls import Call, CallQueue
 from farandole.core.groups.checked import CheckedCollectives
 from farandole.core.groups.inbox import error_text
 from farandole.core.groups.messages import Messages
+from farandole.core.groups.reasons import reason_of, restored
 from farandole.errors import (
     HorovodInternalError,
     MismatchError,
     PeerLostError,
+    RefusedError,
     RequestError,
     StalledError,
 )
@@ -106,15 +108,23 @@ class CollectiveGroup:
         transport.report_waits(self._on_wait)
 
     def run(
-        self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0
+        self,
+        what: str,
+        work: Callable[[], None],
+        timeout: float,
+        *,
+        last: Callable[[], None] | None = None,
+        wait: bool,
+        held_by: int = 0,
     ) -> Call:
         """Queue ``work`` to run in its turn, and return its call.
 
-        ``what``: the name of the call; ``wait``: run it before returning; ``held_by``: see
+        ``what``: the name of the call; ``last``: runs on success, see ``Call``: its errors are this
+        rank's alone, and the group goes on; ``wait``: run it before returning; ``held_by``: see
         ``CallQueue.start``. Raises RequestError if the group was destroyed or this process is a
         fork.
         """
-        call = Call(lambda: self._run(what, work, timeout))
+        call = Call(lambda: self._run(what, work, timeout), last)
         if self._disowned:
             raise RequestError(f"{what}: {self.name} {_FORKED}")
         if self._closed:
@@ -167,11 +177,12 @@ class CollectiveGroup:
             if time.monotonic() - self._ended >= _LATE:
                 self._transport.board.verify()
             work()
-        except MismatchError:  # every rank raises it
+        except (MismatchError, RefusedError):  # every rank raises it
             raise
         except PeerLostError as error:
-            self.failure = self._with_job_ranks(error, what)
-            self._transport.abort(str(self.failure))
+            known = restored(error)
+            self.failure = self._with_job_ranks(error, what) if known is error else known
+            self._transport.abort(reason_of(self.failure, str(self.failure)))
             raise self.failure from error
         except HorovodInternalError as error:
             self.failure = error

@@ -17,6 +17,7 @@ import numpy as np
 
 from farandole.base.contracts import ByteStreams
 from farandole.core.groups.inbox import HEADER, Inbox, StoredMessage, Transfer, error_text
+from farandole.core.groups.reasons import reason_of, restored
 from farandole.core.groups.thread_waits import waiting_for
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
 
@@ -257,7 +258,7 @@ class Messages:
                     self._look(now)
             except HorovodInternalError as error:
                 with self._changing:
-                    self._fail_all(error)
+                    self._fail_all(restored(error))
             if end is not None and now >= end:
                 return
 
@@ -301,7 +302,7 @@ class Messages:
                 moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
                 moved += [self._receive_on(src) for src in self._sources()]
             except HorovodInternalError as error:
-                self._fail_here(error)
+                self._fail_here(restored(error))
                 moved = [True]
             # an exception of a signal handler, or no memory: the count of moved bytes may be wrong
             except BaseException as error:
@@ -445,7 +446,7 @@ class Messages:
         with self._changing:
             self._failure = self._failure or error
             if not self._closed:
-                self._streams.abort(str(error))
+                self._streams.abort(reason_of(error, str(error)))
             for message, why in stalled:
                 if not message.ended:  # it was not cancelled meanwhile
                     message.error = why
@@ -473,6 +474,8 @@ class Messages:
         others = [rank for rank in range(streams.size) if rank != streams.rank]
         gone = [streams.gone(other) for other in (others if peer is None else [peer])]
         lost = gone[0] if gone and all(gone) else None
+        if lost is not None and restored(lost) is not lost:
+            return restored(lost)
         if isinstance(lost, PeerLostError) and lost.rank in streams.names:
             name = self._name_of(streams.names.index(lost.rank))
             return type(lost)(f"{lost} ({name})", lost.rank, left=lost.left)
@@ -490,7 +493,8 @@ class Messages:
 
     def _fail_here(self, error: BaseException) -> None:
         """Call ``_fail_all`` and report the error to the other ranks."""
-        self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
+        text = f"{self._name_of(self._streams.rank)}: {error}"
+        self._streams.abort(reason_of(error, text))
         self._fail_all(error)
 
     def _fail_all(self, error: BaseException) -> None:

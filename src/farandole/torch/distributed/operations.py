@@ -44,11 +44,19 @@ class Kind(IntEnum):
 
 
 class Operation(NamedTuple):
-    """A checked collective. ``work``: runs it, in its turn. ``results``: its output tensors."""
+    """A checked collective. ``work``: runs it, in its turn. ``results``: its output tensors.
+    ``taken``: the memory of its results.
+    """
 
     name: str
     work: Callable[[], None]
     results: Sequence[Any]
+    taken: Sequence[Memory] = ()
+
+    def last(self) -> Callable[[], None] | None:
+        """Return a function that copies results to tensors with gaps; None if there are none."""
+        copies = [memory for memory in self.taken if memory.home is not None]
+        return partial(_write_back, copies) if copies else None
 
 
 def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operation:
@@ -58,7 +66,7 @@ def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operat
         check_sparse(tensors, op)
         return Operation("all_reduce", lambda: allreduce_sparse(group, tensors), tensors)
     asked = reduction(op, group.size, first.dtype)
-    inputs = [elements(tensor, asked.factor, taken=True) for tensor in tensors]
+    inputs = [elements(tensor, asked.factor) for tensor in tensors]
     outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]
     pairs = zip(inputs, outputs, strict=True)
     buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
@@ -73,9 +81,8 @@ def allreduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any) -> Operat
             wants,
             lambda: _described("all_reduce", asked.name, tensors),
         )
-        _write_back(memory for memory, _ in outputs)
 
-    return Operation("all_reduce", work, tensors)
+    return Operation("all_reduce", work, tensors, [memory for memory, _ in outputs])
 
 
 def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -> Operation:
@@ -83,9 +90,7 @@ def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -
     _check_root("reduce", group, root)
     asked = reduction(op, group.size, first.dtype)
     given, dtype = elements(first, asked.factor)
-    taken = (
-        elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
-    )
+    taken = elements(first)[0] if group.rank == root else Memory(np.empty_like(given.array))
     wants = (Kind.REDUCE, op.op.value, dtype_code(first.dtype), root, *_shapes(tensors))
 
     def work() -> None:
@@ -100,15 +105,14 @@ def reduce(group: CollectiveGroup, tensors: Sequence[Any], op: Any, root: int) -
             lambda: _described(what, asked.name, tensors),
             root,
         )
-        taken.write_back()
 
-    return Operation("reduce", work, tensors)
+    return Operation("reduce", work, tensors, [taken])
 
 
 def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Operation:
     first = _first(tensors, "broadcast")
     _check_root("broadcast", group, root)
-    memories = [byte_memory(tensor, taken=group.rank != root) for tensor in tensors]
+    memories = [byte_memory(tensor) for tensor in tensors]
     wants = (Kind.BROADCAST, root, dtype_code(first.dtype), *(tensor.numel() for tensor in tensors))
 
     def work() -> None:
@@ -118,10 +122,8 @@ def broadcast(group: CollectiveGroup, tensors: Sequence[Any], root: int) -> Oper
         group.collectives.broadcast(
             arrays, root, wants, lambda: _described(f"broadcast from {root}", "", tensors)
         )
-        if group.rank != root:
-            _write_back(memories)
 
-    return Operation("broadcast", work, tensors)
+    return Operation("broadcast", work, tensors, () if group.rank == root else memories)
 
 
 def allgather(
@@ -136,8 +138,20 @@ def allgather(
                 f" needed (the size of this rank's input), not {tensors_text(taken)}"
             )
         _check_dtypes("all_gather", [given, *taken])
-    memories = [[byte_memory(tensor, taken=True) for tensor in taken] for taken in outputs]
+    memories = [[byte_memory(tensor) for tensor in taken] for taken in outputs]
     return _allgather(group, inputs, memories, [tensor for taken in outputs for tensor in taken])
+
+
+def allgather_coalesced(
+    group: CollectiveGroup, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
+) -> Operation:
+    """Gather tensors. ``outputs``: for each rank, a tensor for each of ``inputs``."""
+    if [len(taken) for taken in outputs] != [len(inputs)] * group.size:
+        raise ValueError(
+            f"all_gather_coalesced: {group.size} lists of {len(inputs)} tensors are needed; they"
+            f" are {len(outputs)}, of {[len(taken) for taken in outputs]}"
+        )
+    return allgather(group, [list(of_input) for of_input in zip(*outputs, strict=True)], inputs)
 
 
 def allgather_into(
@@ -153,16 +167,11 @@ def allgather_into(
                 f" as the input, but it has {taken.numel()} and the input {given.numel()}"
             )
         _check_dtypes("all_gather_into_tensor", [given, taken])
-        whole = byte_memory(taken, taken=True)
+        whole = byte_memory(taken)
         parts = _cut(whole.array, [given.numel() * given.element_size()] * group.size)
         wholes.append((whole, [Memory(part) for part in parts]))
     operation = _allgather(group, inputs, [parts for _, parts in wholes], outputs)
-
-    def work() -> None:
-        operation.work()
-        _write_back(whole for whole, _ in wholes)
-
-    return operation._replace(work=work)
+    return operation._replace(taken=[whole for whole, _ in wholes])
 
 
 def _gathered(inputs: Sequence[Any], wants: Sequence[int]) -> str:
@@ -186,9 +195,9 @@ def _allgather(
                 wants,
                 partial(_gathered, inputs, wants),
             )
-            _write_back(receives)
 
-    return Operation("all_gather", work, results)
+    taken = [memory for receives in memories for memory in receives]
+    return Operation("all_gather", work, results, taken)
 
 
 def gather(
@@ -198,7 +207,7 @@ def gather(
     _check_root("gather", group, root)
     taken = outputs[0] if group.rank == root else ()
     _check_list("gather", group, taken, root)
-    memories, nothing = [byte_memory(tensor, taken=True) for tensor in taken], np.empty(0, np.uint8)
+    memories, nothing = [byte_memory(tensor) for tensor in taken], np.empty(0, np.uint8)
     given = byte_memory(first)
     sends = [given.array if rank == root else nothing for rank in range(group.size)]
     receives = [memory.array for memory in memories] or [nothing] * group.size
@@ -209,9 +218,8 @@ def gather(
         group.collectives.exchange(
             sends, receives, wants, lambda: _described_move(f"gather to {root}", inputs, taken)
         )
-        _write_back(memories)
 
-    return Operation("gather", work, list(taken))
+    return Operation("gather", work, list(taken), memories)
 
 
 def scatter(
@@ -221,7 +229,7 @@ def scatter(
     _check_root("scatter", group, root)
     given = inputs[0] if group.rank == root else ()
     _check_list("scatter", group, given, root)
-    memory, nothing = byte_memory(first, taken=True), np.empty(0, np.uint8)
+    memory, nothing = byte_memory(first), np.empty(0, np.uint8)
     parts = [byte_memory(tensor) for tensor in given]
     sends = [part.array for part in parts] or [nothing] * group.size
     receives = [memory.array if rank == root else nothing for rank in range(group.size)]
@@ -232,9 +240,8 @@ def scatter(
         group.collectives.exchange(
             sends, receives, wants, lambda: _described_move(f"scatter from {root}", given, outputs)
         )
-        memory.write_back()
 
-    return Operation("scatter", work, outputs)
+    return Operation("scatter", work, outputs, [memory])
 
 
 def reduce_scatter(
@@ -287,7 +294,7 @@ class _Part(NamedTuple):
 
 
 def _reduce_scatter(group: CollectiveGroup, jobs: Sequence[_Part], op: Any) -> Operation:
-    targets: list[tuple[Memory, DType]] = [elements(job.taken, taken=True) for job in jobs]
+    targets: list[tuple[Memory, DType]] = [elements(job.taken) for job in jobs]
     results = [job.taken for job in jobs]
 
     def work() -> None:
@@ -307,9 +314,8 @@ def _reduce_scatter(group: CollectiveGroup, jobs: Sequence[_Part], op: Any) -> O
                     f" out of {list(wants[3:])} elements"  # noqa: B023
                 ),
             )
-            memory.write_back()
 
-    return Operation("reduce_scatter", work, results)
+    return Operation("reduce_scatter", work, results, [memory for memory, _ in targets])
 
 
 def alltoall_base(
@@ -323,7 +329,7 @@ def alltoall_base(
     and from each rank; empty: equal.
     """
     _check_dtypes("all_to_all_single", [input, output])
-    given, taken = byte_memory(input), byte_memory(output, taken=True)
+    given, taken = byte_memory(input), byte_memory(output)
     sends = _cut(given.array, _bytes_of_splits(group, input, input_splits, "input"))
     receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
     wants = (Kind.ALLTOALL, dtype_code(input.dtype))
@@ -338,9 +344,8 @@ def alltoall_base(
     def work() -> None:
         given.refresh()
         group.collectives.exchange(sends, receives, wants, describe)
-        taken.write_back()
 
-    return Operation("all_to_all_single", work, [output])
+    return Operation("all_to_all_single", work, [output], [taken])
 
 
 def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
@@ -351,7 +356,7 @@ def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[An
             f" rank, not {len(inputs)} and {len(outputs)}"
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
-    memories = [byte_memory(tensor, taken=True) for tensor in outputs]
+    memories = [byte_memory(tensor) for tensor in outputs]
     given = [byte_memory(tensor) for tensor in inputs]
     sends, receives = [memory.array for memory in given], [memory.array for memory in memories]
     wants = (Kind.ALLTOALL, dtype_code(first.dtype))
@@ -361,9 +366,8 @@ def alltoall(group: CollectiveGroup, outputs: Sequence[Any], inputs: Sequence[An
         group.collectives.exchange(
             sends, receives, wants, lambda: _described_move("all_to_all", inputs, outputs)
         )
-        _write_back(memories)
 
-    return Operation("all_to_all", work, outputs)
+    return Operation("all_to_all", work, outputs, memories)
 
 
 def barrier(group: CollectiveGroup) -> Operation:

@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d
 
+from farandole.base.interrupts import interrupts
 from farandole.core.groups.barrier import monitored
 from farandole.core.groups.calls import Call
 from farandole.core.groups.group import CollectiveGroup
@@ -257,64 +258,58 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     @named_as_in_torch
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.AllreduceOptions, timeout, op)
-        if self._is_on_accelerator(tensors):
+        if self._is_on_accelerator(tensors, opts):
             return super().allreduce(tensors, opts)
-        return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
+        return self._begin(operations.allreduce, opts, tensors, opts.reduceOp)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllreduceCoalescedOptions()
-        if self._is_on_accelerator(tensors):
+        if self._is_on_accelerator(tensors, opts):
             return super().allreduce_coalesced(tensors, opts)
-        return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
+        return self._begin(operations.allreduce, opts, tensors, opts.reduceOp)
 
     @named_as_in_torch
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.ReduceOptions, timeout, op)
-        if self._is_on_accelerator(tensors):
+        if self._is_on_accelerator(tensors, opts):
             return super().reduce(tensors, opts)
-        return self._begin(
-            operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts
-        )
+        return self._begin(operations.reduce, opts, tensors, opts.reduceOp, opts.rootRank)
 
     @named_as_in_torch
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = as_list(tensors), options_of(opts, _c10d.BroadcastOptions, timeout)
-        if self._is_on_accelerator(tensors):
+        if self._is_on_accelerator(tensors, opts):
             return super().broadcast(tensors, opts)
-        return self._begin(operations.broadcast(self.state, tensors, opts.rootRank), opts)
+        return self._begin(operations.broadcast, opts, tensors, opts.rootRank)
 
     @named_as_in_torch
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_lists(outputs), as_list(inputs)
         opts = options_of(opts, _c10d.AllgatherOptions, timeout)
-        if self._is_on_accelerator(inputs):
+        if self._is_on_accelerator(inputs, opts):
             return super().allgather(outputs, inputs, opts)
-        return self._begin(operations.allgather(self.state, outputs, inputs), opts)
+        return self._begin(operations.allgather, opts, outputs, inputs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Gather tensors. ``outputs``: by rank, a tensor for each of ``inputs``."""
-        if len(outputs) != self._size:
-            raise ValueError(
-                f"all_gather_coalesced: {self._size} lists of tensors are needed, not"
-                f" {len(outputs)}"
-            )
-        return self.allgather(
-            [list(of_input) for of_input in zip(*outputs, strict=True)], inputs, opts
-        )
+        opts = opts or _c10d.AllgatherOptions()
+        if self._is_on_accelerator(inputs, opts):
+            return super().allgather_coalesced(outputs, inputs, opts)
+        return self._begin(operations.allgather_coalesced, opts, outputs, inputs)
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
-        if self._is_on_accelerator([input]):
+        if self._is_on_accelerator([input], opts):
             return super()._allgather_base(output, input, opts)
-        return self._begin(operations.allgather_into(self.state, [output], [input]), opts)
+        return self._begin(operations.allgather_into, opts, [output], [input])
 
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
-        if self._is_on_accelerator(inputs):
+        if self._is_on_accelerator(inputs, opts):
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
-        return self._begin(operations.allgather_into(self.state, outputs, inputs), opts)
+        return self._begin(operations.allgather_into, opts, outputs, inputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -322,17 +317,17 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_lists(outputs), as_list(inputs)
         opts = options_of(opts, _c10d.GatherOptions, timeout)
-        if self._is_on_accelerator(inputs):
+        if self._is_on_accelerator(inputs, opts):
             return super().gather(outputs, inputs, opts)
-        return self._begin(operations.gather(self.state, outputs, inputs, opts.rootRank), opts)
+        return self._begin(operations.gather, opts, outputs, inputs, opts.rootRank)
 
     @named_as_in_torch
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = as_list(outputs), as_lists(inputs)
         opts = options_of(opts, _c10d.ScatterOptions, timeout)
-        if self._is_on_accelerator(outputs):
+        if self._is_on_accelerator(outputs, opts):
             return super().scatter(outputs, inputs, opts)
-        return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
+        return self._begin(operations.scatter, opts, outputs, inputs, opts.rootRank)
 
     @named_as_in_torch
     def reduce_scatter(
@@ -340,29 +335,23 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         outputs, inputs = as_list(outputs), as_lists(inputs)
         opts = options_of(opts, _c10d.ReduceScatterOptions, timeout, op)
-        if self._is_on_accelerator(outputs):
+        if self._is_on_accelerator(outputs, opts):
             return super().reduce_scatter(outputs, inputs, opts)
-        return self._begin(
-            operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts
-        )
+        return self._begin(operations.reduce_scatter, opts, outputs, inputs, opts.reduceOp)
 
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.ReduceScatterOptions()
-        if self._is_on_accelerator([output]):
+        if self._is_on_accelerator([output], opts):
             return super()._reduce_scatter_base(output, input, opts)
-        return self._begin(
-            operations.reduce_scatter_from(self.state, [output], [input], opts.reduceOp), opts
-        )
+        return self._begin(operations.reduce_scatter_from, opts, [output], [input], opts.reduceOp)
 
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.ReduceScatterOptions()
-        if self._is_on_accelerator(outputs):
+        if self._is_on_accelerator(outputs, opts):
             return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
-        return self._begin(
-            operations.reduce_scatter_from(self.state, outputs, inputs, opts.reduceOp), opts
-        )
+        return self._begin(operations.reduce_scatter_from, opts, outputs, inputs, opts.reduceOp)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -376,13 +365,15 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         timeout: Any = None,
     ) -> Any:
         opts = options_of(opts, _c10d.AllToAllOptions, timeout)
-        if self._is_on_accelerator([input]):
+        if self._is_on_accelerator([input], opts):
             return super().alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         return self._begin(
-            operations.alltoall_base(
-                self.state, output, input, list(output_split_sizes), list(input_split_sizes)
-            ),
+            operations.alltoall_base,
             opts,
+            output,
+            input,
+            list(output_split_sizes),
+            list(input_split_sizes),
         )
 
     all_to_all_single = alltoall_base
@@ -390,29 +381,36 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     @named_as_in_torch
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = options_of(opts, _c10d.AllToAllOptions, timeout)
-        if self._is_on_accelerator(inputs):
+        if self._is_on_accelerator(inputs, opts):
             return super().alltoall(outputs, inputs, opts)
-        return self._begin(operations.alltoall(self.state, outputs, inputs), opts)
+        return self._begin(operations.alltoall, opts, outputs, inputs)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         opts = options_of(opts, _c10d.BarrierOptions, timeout)
-        return self._begin(operations.barrier(self.state), opts)
+        return self._begin(operations.barrier, opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Synchronize all ranks. See ``farandole.torch.distributed.monitored_barrier``."""
         seconds = self.state.timeout if timeout is None else timeout.total_seconds()
         monitored(self.state, seconds, everybody=wait_all_ranks)
 
-    def _begin(self, operation: Operation, opts: Any) -> FarandoleWork:
-        state, timeout = self.state, opts.timeout
+    def _begin(self, make: Callable[..., Operation], opts: Any, *args: Any) -> FarandoleWork:
+        """Start the operation ``make(group, *args)``."""
+        state = self.state
+        try:
+            operation = make(state, *args)
+        except Exception as error:
+            self._refuse(make.__name__, error, opts)
+            raise
         self._sequence += 1
-        seconds = timeout.total_seconds() if timeout > _UNSET else state.timeout
+        seconds = self._seconds(opts)
         backward = self._current_backward() if opts.asyncOp else -1
         thread = threading.get_native_id() if backward >= 0 else 0
         call = state.run(
             operation.name,
             operation.work,
             seconds,
+            last=operation.last(),
             wait=not opts.asyncOp,
             held_by=0 if self._spare else thread,
         )
@@ -431,6 +429,23 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return FarandoleWork(
             call, wait_for, operation.results, operation.name, later, state.calls.hurry
         )
+
+    def _seconds(self, opts: Any) -> float:
+        """Return the timeout of a call."""
+        timeout = opts.timeout
+        return timeout.total_seconds() if timeout > _UNSET else self.state.timeout
+
+    def _refuse(self, what: str, error: Exception, opts: Any) -> None:
+        """Take part in a call that ``error`` prevents here: it fails on the other ranks too, and
+        the next calls of all ranks meet.
+        """
+        self._sequence += 1
+        refuse, text = self.state.collectives.refuse, f"{type(error).__name__}: {error}"
+        call = self.state.run(
+            what, lambda: refuse(text), self._seconds(opts), wait=not opts.asyncOp
+        )
+        if call.error is not None and interrupts(call.error):
+            raise call.error
 
     def _current_backward(self) -> int:
         """Return the id of the graph that autograd runs on this thread; -1 if none.
@@ -488,7 +503,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Any:
         (tensor,) = tensors
-        state, memory = self.state, byte_memory(tensor, taken=True)
+        state, memory = self.state, byte_memory(tensor)
         last = None if memory.home is None else memory.write_back
         message = state.messages.receive(
             src, tag, memory.array, dtype_code(tensor.dtype), state.timeout, last
@@ -506,11 +521,18 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # Tensors on other devices.
 
-    def _is_on_accelerator(self, tensors: Sequence[Any]) -> bool:
-        """Return whether the tensors are on a GPU, and create its backend."""
+    def _is_on_accelerator(self, tensors: Sequence[Any], opts: Any = None) -> bool:
+        """Return whether the tensors are on a GPU, and create its backend. ``opts``: the options of
+        the collective; None for a message.
+        """
         if not tensors or tensors[0].is_cpu:
             return False
-        self._accelerator_backend(tensors[0].device.type)
+        try:
+            self._accelerator_backend(tensors[0].device.type)
+        except ValueError as error:
+            if opts is not None:
+                self._refuse("a collective", error, opts)
+            raise
         return True
 
     def _accelerator_backend(self, device: str) -> Any:

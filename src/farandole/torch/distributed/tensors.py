@@ -51,10 +51,36 @@ class Memory(NamedTuple):
                 copy.copy_(tensor if self.factor is None else tensor * self.factor)
 
     def write_back(self) -> None:
+        """Copy the result to the tensor. Raises ValueError if ``expand()`` made the tensor, and the
+        result has several values for one place.
+        """
         if self.home is not None:
             tensor, copy = self.home
             with no_autograd(tensor):
-                tensor.copy_(copy)
+                places, values = _once(tensor, copy)
+                places.copy_(values)
+
+
+def _once(tensor: Any, result: Any) -> tuple[Any, Any]:
+    """Return both tensors with one element for each place in the memory of ``tensor``, as Gloo
+    accepts tensors that ``expand()`` made.
+    """
+    places, values = tensor, result
+    for axis, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if length > 1 and not stride:
+            places, values = places.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+    if places is not tensor and not _same_bits(values.expand_as(result), result):
+        raise ValueError(
+            f"an expanded tensor of shape {list(tensor.shape)} stores several elements in one"
+            " place, and their values in the result differ. Pass tensor.clone()"
+        )
+    return places, values
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    """Return whether the tensors are equal, with NaN equal to itself."""
+    one, other = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return bool(torch.equal(one, other))
 
 
 def no_autograd(tensor: Any) -> Any:
@@ -81,16 +107,14 @@ def dtype_code(dtype: Any) -> int:
     return found
 
 
-def byte_memory(tensor: Any, *, taken: bool = False) -> Memory:
-    """Return a tensor's bytes. A tensor with gaps is copied at ``refresh``. ``taken``: the memory
-    is for a result. Raises ValueError for a sparse tensor, or one that cannot hold a result.
+def byte_memory(tensor: Any) -> Memory:
+    """Return a tensor's bytes. A tensor with gaps is copied at ``refresh`` and ``write_back``.
+    Raises ValueError for a sparse tensor, or one without memory.
     """
     tensor = _detached(tensor)
     _check_dense(tensor)
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
-    if taken:
-        _check_room(tensor)
     copy = _room_for(tensor)
     return Memory(_bytes(copy), (tensor, copy))
 
@@ -109,17 +133,6 @@ def _check_dense(tensor: Any) -> None:
         raise ValueError(
             f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} is not supported:"
             " only all_reduce accepts sparse tensors, in COO layout. Pass tensor.to_dense()"
-        )
-
-
-def _check_room(tensor: Any) -> None:
-    if any(
-        length > 1 and not stride
-        for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
-        raise ValueError(
-            f"an expanded tensor of shape {list(tensor.shape)} stores several elements in one"
-            " place, so it cannot hold a result. Pass tensor.clone()"
         )
 
 
@@ -176,20 +189,17 @@ def _flat(tensor: Any, kind: str, count: int) -> Array:
     return np.asarray(_TensorMemory(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
-def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
+def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
     """Return a tensor's elements as transports reduce them; a complex number is two elements. A
-    tensor with gaps or a ``factor`` is copied at ``refresh``.
+    tensor with gaps or a ``factor`` is copied at ``refresh`` and ``write_back``.
 
-    Raises ValueError for unsupported dtypes, sparse tensors, and tensors for a result (``taken``)
-    that cannot hold one.
+    Raises ValueError for unsupported dtypes, sparse tensors, and tensors without memory.
     """
     tensor = _detached(tensor)
     _check_dense(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
     if factor is not None or not _is_plain(tensor):
-        if taken:
-            _check_room(tensor)
         copy = _room_for(tensor)
         home, tensor = (tensor, copy), copy
     if dtype is None:
