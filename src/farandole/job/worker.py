@@ -213,7 +213,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     """Fetch the function, call it, store its result, and report the outcome."""
     import types
 
-    from farandole.job.report import leftover_threads, pickling, reporter
+    from farandole.job.report import leftover_threads, pickling, reporter, uninitialized
     from farandole.job.report.outcome import Outcome
 
     # Replace the worker's own __main__ by one for the function.
@@ -243,6 +243,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
             result, f"the result of {getattr(function, '__qualname__', 'the function')!r}"
         )
         client.set(keys.result(rank), packed)
+        uninitialized.after_function(client)
     except SystemExit as end:
         if end.code in (None, 0):
             client.set(keys.result(rank), pickling.pack(None, "None"))

@@ -100,6 +100,11 @@ def use_store(client: StoreClient | None) -> None:
     _store = client
 
 
+def has_begun() -> bool:
+    """Return whether this process takes part in a job, or has taken part in one."""
+    return _current is not None or _number != (-1, 0)
+
+
 def is_initialized() -> bool:
     """Return whether ``init()`` has been called (and not ``shutdown()`` since); also true in a
     process forked off from a rank.

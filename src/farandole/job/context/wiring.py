@@ -44,7 +44,7 @@ def next_session(
     if client is None:
         return placement.generation, before + 1
     key, known = (
-        f"sessions/{placement.generation}/{placement.size}/{placement.rank}",
+        keys.sessions(placement.generation, placement.size, placement.rank),
         b"%d" % before if before else b"",
     )
     while True:

@@ -24,6 +24,7 @@ from farandole.job.launch.plan import places
 from farandole.job.launch.servers import ServerProcesses
 from farandole.job.launch.status import status
 from farandole.job.launch.supervise import JobState, Supervisor
+from farandole.job.launch.uninitialized import UninitializedRanks
 from farandole.job.report import keys, messages
 from farandole.job.report.outcome import Outcome
 from farandole.net.store import StoreServer, Value
@@ -62,6 +63,7 @@ class Watch:
         self._env: Mapping[str, str] = {}
         self._allocation: Allocation | None = None
         self._servers = ServerProcesses(job.np, job.settings, store)
+        self._uninitialized = UninitializedRanks(job, store)
         self._has_ended_workers = False  # all workers were signalled and their grace period is over
         self._job = job
         self._store = store
@@ -133,6 +135,8 @@ class Watch:
             deadline = time.monotonic() + TIDY_GRACE
             self._pump_until(self._is_tidy, deadline, len(self._signals.received))
             self._take_reports()  # reports may still arrive
+            if (finding := self._uninitialized.finding()) and not self._job.display.quiet:
+                self._job.display.note(finding)
         if self._await_end() is JobState.FAILED:
             self._fail()
 
@@ -200,6 +204,7 @@ class Watch:
         if self._servers.wanted and not self._servers.workers:
             self._start_servers()
         self._note()
+        self._uninitialized.look(self._workers)
         self._pass_signals_on()
         self._show_messages()
         self._status.tick(

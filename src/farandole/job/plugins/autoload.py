@@ -15,17 +15,38 @@ from typing import Any
 NAME = "farandole"
 _HOME = "farandole.torch.distributed"  # an upper package, imported when the backend is used
 
+_REPORT = "farandole.job.report.uninitialized"
+
 
 def register() -> None:
     """Make ``dist.init_process_group("farandole")`` work. Repeated calls do nothing."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     backend: Any = getattr(distributed, "Backend", None)
     if backend is not None and NAME.upper() not in getattr(backend, "_plugins", {NAME.upper()}):
+        _watch_steps()
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         _keep_defaults(backend)
         _check_ranks(
             getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
         )
+
+
+def _watch_steps() -> None:
+    """In a rank, report the first step of an optimizer if ``init()`` has not been called."""
+    add: Any = getattr(
+        sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None
+    )
+    if add is None or os.environ.get("FARANDOLE_SIZE", "1") == "1":
+        return
+
+    first = [_REPORT]  # a hook cannot remove itself
+
+    def after_step(*_: Any) -> None:
+        if first:
+            report: Any = importlib.import_module(first.pop())
+            report.after_step()
+
+    add(after_step)
 
 
 def _keep_defaults(backend: Any) -> None:

@@ -7,9 +7,15 @@ from __future__ import annotations
 JOB = "job"  # facts about the job, JSON: command or path, slots
 FUNCTION = "function"  # pickled, with its arguments
 FIRST = "first"  # rank 0's address and a free port there, JSON, for the others
-
-
+# Set by ranks that have not called ``init()``: the framework that they have loaded, or empty if the
+# user knows already.
+UNINITIALIZED = "uninitialized"
 FINISHED = "finished"  # set by the driver: ranks whose process ended with exit code 0, JSON
+
+
+def sessions(generation: int, size: int, rank: int) -> str:
+    """Return the key of the number of a rank's calls of ``init()``."""
+    return f"sessions/{generation}/{size}/{rank}"
 
 
 def outcome(rank: int) -> str:
