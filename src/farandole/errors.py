@@ -167,6 +167,7 @@ class JobFailedError(RuntimeError):
     - ``host``: The host of that rank.
     - ``exit_code``: The exit code for the launcher.
     - ``remote_traceback``: The traceback of that rank, if it raised an exception.
+    - ``host_lost``: Whether the host of that rank was lost, so that the program is not the cause.
     """
 
     def __init__(
@@ -177,8 +178,10 @@ class JobFailedError(RuntimeError):
         host: str = "",
         exit_code: int = 1,
         remote_traceback: str = "",
+        host_lost: bool = False,
     ) -> None:
         super().__init__(message)
+        self.host_lost = host_lost
         self.rank = rank
         self.host = host
         self.exit_code = exit_code

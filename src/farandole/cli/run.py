@@ -387,14 +387,23 @@ def check_command(command: Sequence[str]) -> None:
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     if not any(_runs(os.path.join(folder, program)) for folder in folders):
         raise SettingsError(_not_found(program, command[1:]))
-    if re.fullmatch(r"python[\d.]*", os.path.basename(program)):
-        script = next((word for word in command[1:] if word not in _PLAIN), "")
-        if script.endswith(".py") and not os.path.exists(script):
-            folder = os.path.dirname(script) or "."
-            there = [name for name in _listed(folder) if name.endswith(".py")]
-            near = did_you_mean(os.path.basename(script), there)
-            place = folder if os.path.isabs(script) else os.getcwd()
-            raise SettingsError(f"the file {script!r} does not exist in {place}{near}")
+    check_script(command, os.getcwd())
+
+
+def check_script(command: Sequence[str], folder: str) -> None:
+    """Raise SettingsError if Python is to run a script that does not exist below ``folder``."""
+    if not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
+        return
+    script = next((word for word in command[1:] if word not in _PLAIN), "")
+    if script.endswith(".py") and not os.path.exists(os.path.join(folder, script)):
+        there = [
+            name
+            for name in _listed(os.path.join(folder, os.path.dirname(script)))
+            if name.endswith(".py")
+        ]
+        near = did_you_mean(os.path.basename(script), there)
+        place = os.path.dirname(script) if os.path.isabs(script) else folder
+        raise SettingsError(f"the file {script!r} does not exist in {place}{near}")
 
 
 def check_input(command: Sequence[str]) -> None:

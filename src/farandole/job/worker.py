@@ -66,6 +66,11 @@ def main() -> int:
     slots = [Slot(*fields) for fields in job["slots"]]
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
+    if "FARANDOLE_RUN_DIR" in os.environ:
+        # imported here because most jobs leave no run
+        from farandole.job.runs import node
+
+        node.enter(placement.rank, placement.size, os.environ)
     os.environ[ORIGIN] = _origin(os.environ)
     os.environ[FILES] = files(settings)
     try:

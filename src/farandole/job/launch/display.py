@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from farandole.job.launch.limits import standard
+
+
+class OutputFiles(Protocol):
+    """A place for the output of all ranks, as bytes and without prefixes.
+
+    ``notes`` are messages for the user about that place.
+    """
+
+    notes: list[str]
+
+    def add(self, rank: int, name: str) -> None:
+        """Add a process that is not a rank, such as ``server.0``, under a number ``rank``."""
+
+    def write(self, key: tuple[int, str], data: bytes) -> None:
+        """Store output of a rank and stream (``stdout``, ``stderr``). Must not raise."""
+
+    def close(self) -> None:
+        """End the storage; may be called twice."""
 
 
 class Display:
@@ -13,6 +31,7 @@ class Display:
 
     - ``show_ranks``: The ranks whose output is shown; None shows all.
     - ``output_dir``: A folder that keeps all output.
+    - ``files``: Another place for all output, instead of ``output_dir``.
     - ``verbose``, ``quiet``: Report more events, or only errors.
     - ``say``: The stream for Farandole's own messages.
     - ``messages``: The stream for the messages of ``log_to_driver``.
@@ -28,6 +47,7 @@ class Display:
         say: TextIO | None = None,
         messages: TextIO | None = None,
         output_dir: str | None = None,
+        files: OutputFiles | None = None,
         prefix_timestamp: bool = False,
         show_ranks: Collection[int] | None = None,
         verbose: bool = False,
@@ -38,6 +58,7 @@ class Display:
         self.err = err or standard("stderr")
         self.say = say or standard("stderr")
         self.output_dir = output_dir
+        self.files = files
         self.prefix_timestamp = prefix_timestamp
         self.show_ranks = show_ranks
         self.verbose = verbose

@@ -61,6 +61,7 @@ def run(job: Job) -> list[Any]:
             display.err,
             messages=display.messages,
             directory=display.output_dir,
+            files=display.files,
             timestamp=display.prefix_timestamp,
             shown=display.show_ranks,
         )

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from farandole.base.log import logger
 from farandole.errors import SettingsError
+from farandole.job.launch.display import OutputFiles
 
 LONGEST = 1 << 20  # maximum characters of an unfinished line that are buffered
 TAIL = 8 << 10
@@ -182,7 +183,7 @@ def _first_end(text: str) -> int:
     return found.end() if found else len(text)
 
 
-class OutputFiles:
+class OutputFolder:
     """Output files ``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes.
 
     Output of an older run is moved to a folder in the same directory, named after that run's time.
@@ -316,10 +317,13 @@ class OutputStreams:
         *,
         messages: TextIO | None = None,
         directory: str | None = None,
+        files: OutputFiles | None = None,
         timestamp: bool = False,
         shown: Collection[int] | None = None,
     ) -> None:
-        self._files = OutputFiles(directory, size) if directory else None
+        self._files = files
+        if files is None and directory:
+            self._files = OutputFolder(directory, size)
         # messages about the location of files
         self.notes = self._files.notes if self._files is not None else []
         self._servers: dict[int, str] = {}  # labels of processes that are not ranks

@@ -313,6 +313,7 @@ class Watch:
             host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
             exit_code=verdict.exit_code,
             remote_traceback=verdict.traceback,
+            host_lost=verdict.host_lost,
         )
 
     # ---- ending ----

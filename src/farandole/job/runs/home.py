@@ -1,4 +1,4 @@
-"""Where runs are kept, and how they are named and numbered.
+"""The home of all runs: their place, names and numbers.
 
 ``$FARANDOLE_HOME`` (default ``~/.local/share/farandole``) has the folders
 ``runs/<experiment>/<run id>``, ``targets``, ``environments`` and ``inputs``. Files that must lie on
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from farandole.errors import SettingsError
-from farandole.job.runs.folder import RunFolder, make_private
+from farandole.job.runs.folder import RunFolder, make_private, read_json, write_json
 
 HOME_VARIABLE = "FARANDOLE_HOME"
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
@@ -62,6 +62,16 @@ class RunsHome:
             if re.fullmatch(EXPERIMENT, each) and folder.exists():
                 return folder
         return None
+
+    def limit(self, experiment: str) -> int:
+        """Return the largest number of active runs of an experiment; 0 means no limit."""
+        data = read_json(os.path.join(self.path, "experiments", f"{experiment}.json"))
+        return int((data or {}).get("most_active", 0))
+
+    def set_limit(self, experiment: str, most_active: int) -> None:
+        """Limit the number of active runs of an experiment; 0 removes the limit."""
+        path = os.path.join(self.folder("experiments"), f"{check_experiment(experiment)}.json")
+        write_json(path, {"most_active": most_active})
 
     def new_id(self, experiment: str) -> str:
         """Return an unused run id: ``<experiment>_<unix seconds>_<8 hexadecimal digits>``."""

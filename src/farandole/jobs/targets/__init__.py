@@ -1,1 +1,79 @@
-"""Targets: the places where runs are executed, one module each."""
+"""Targets: the places where runs are executed, one module each.
+
+A target that a user defined is a file ``targets/<name>.json`` below the home. The names of the
+registered kinds, such as ``local``, are targets without a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.job.plugins import registry
+from farandole.job.runs.folder import read_json, write_json
+from farandole.job.runs.home import RunsHome
+from farandole.jobs.targets.contract import RunTarget, TargetSpec
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+
+
+def load_target(home: RunsHome, name: str) -> RunTarget:
+    """Return the target called ``name``. Raises SettingsError if there is none."""
+    spec = target_spec(home, name)
+    made: RunTarget = registry.load("target", spec.kind)(spec)
+    return made
+
+
+def target_spec(home: RunsHome, name: str) -> TargetSpec:
+    """Return the definition of a target. Raises SettingsError if there is none."""
+    data = read_json(_path(home, name)) if re.fullmatch(_NAME, name) else None
+    if data is not None:
+        known = {each.name for each in dataclasses.fields(TargetSpec)}
+        return TargetSpec(**{key: value for key, value in data.items() if key in known})
+    kinds = registry.names("target")
+    if name in kinds:
+        return TargetSpec(name, name)
+    known_names = names(home)
+    raise SettingsError(
+        f"there is no target {name!r} (targets: {', '.join(known_names)})"
+        f"{did_you_mean(name, known_names)}; define one with: farandole targets add"
+    )
+
+
+def save_target(home: RunsHome, spec: TargetSpec) -> None:
+    """Store a target's definition. Raises SettingsError if its name or options are wrong."""
+    if not re.fullmatch(_NAME, spec.name):
+        raise SettingsError(
+            f"the target's name {spec.name!r} must have 1 to 100 letters, digits, '_', '-' or '.',"
+            " and begin with a letter or a digit"
+        )
+    registry.load("target", spec.kind)(spec)
+    data: dict[str, Any] = dataclasses.asdict(spec)
+    home.folder("targets")
+    write_json(_path(home, spec.name), data)
+
+
+def remove_target(home: RunsHome, name: str) -> None:
+    """Delete a target's definition. Raises SettingsError if the user has not defined it."""
+    try:
+        os.unlink(_path(home, name))
+    except FileNotFoundError:
+        target_spec(home, name)
+        raise SettingsError(f"the target {name!r} is built in and cannot be removed") from None
+
+
+def names(home: RunsHome) -> list[str]:
+    """Return the names of all targets: the built-in kinds, then the user's."""
+    try:
+        files = sorted(os.listdir(os.path.join(home.path, "targets")))
+    except FileNotFoundError:
+        files = []
+    defined = [name[: -len(".json")] for name in files if name.endswith(".json")]
+    return [*registry.names("target"), *defined]
+
+
+def _path(home: RunsHome, name: str) -> str:
+    return os.path.join(home.path, "targets", f"{name}.json")

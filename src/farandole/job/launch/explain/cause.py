@@ -113,6 +113,7 @@ def _blame(cause: RankState, facts: Facts) -> Verdict:
         message="\n".join(lines),
         traceback=outcome.traceback if outcome is not None else "",
         apart=tuple(dict.fromkeys((*apart, *caught))),
+        host_lost=outcome is not None and bool(outcome.host) and not outcome.kind,
     )
 
 

@@ -38,6 +38,7 @@ class Verdict(NamedTuple):
     traceback: str = ""
     # Ranks that failed in their own way, whose last output should be shown too.
     apart: tuple[int, ...] = ()
+    host_lost: bool = False  # the launcher reported the loss of the rank's host
 
 
 class RankState(NamedTuple):

@@ -1,0 +1,135 @@
+"""The attempts of a run: who runs one, how one ends, and what follows.
+
+Every step is a file that exactly one process can create. So an attempt is run once and ends once,
+whichever process is killed between two steps: the next one that looks completes them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.job.runs.folder import RunFolder, read_json, write_json, write_once
+from farandole.job.runs.identity import ProcessIdentity
+from farandole.job.runs.journal import JournalPart, read
+from farandole.job.runs.states import RunState
+from farandole.jobs.retries import AttemptEnd, decide
+
+_TAIL = 1 << 16  # bytes at the end of a journal in which the last step is looked for
+
+
+def number(folder: RunFolder) -> int:
+    """Return the number of the present or next attempt, from 1."""
+    return len(_ended(folder)) + 1
+
+
+def claim(folder: RunFolder, attempt: int) -> bool:
+    """Make this process the runner of an attempt; return False if another one is."""
+    return write_once(
+        folder.file(f"claim-{attempt}.json"),
+        {"process": ProcessIdentity.of().to_json(), "time": time.time()},
+    )
+
+
+def claimant(folder: RunFolder, attempt: int) -> ProcessIdentity | None:
+    """Return the process that runs an attempt; None before one has claimed it."""
+    data = read_json(folder.file(f"claim-{attempt}.json"))
+    return None if data is None else ProcessIdentity.from_json(data["process"])
+
+
+def save_ticket(folder: RunFolder, attempt: int, ticket: Mapping[str, Any]) -> None:
+    """Record how an attempt was started, for a later supervisor."""
+    write_json(folder.file(f"ticket-{attempt}.json"), ticket)
+
+
+def ticket_of(folder: RunFolder, attempt: int) -> dict[str, Any] | None:
+    return read_json(folder.file(f"ticket-{attempt}.json"))
+
+
+def conclude(
+    folder: RunFolder,
+    attempt: int,
+    state: RunState,
+    *,
+    cause: str = "",
+    domain: str = "",
+    exit_code: int | None = None,
+) -> None:
+    """Record the end of an attempt, and either end the run or return it to the queue.
+
+    Has no effect on an attempt that has ended already.
+    """
+    end = AttemptEnd(cause, domain, progress(folder), exit_code)
+    again, reason = False, ""
+    if state is RunState.FAILED:
+        again, reason = decide(folder.spec().retries, [*history(folder), end])
+    write_once(
+        folder.file(f"attempt-{attempt}.json"),
+        {
+            "state": state.value,
+            "time": time.time(),
+            **end._asdict(),
+            "again": again,
+            "reason": reason,
+        },
+    )
+    settle(folder)
+
+
+def settle(folder: RunFolder) -> None:
+    """Complete what the last ended attempt decided, which a killed process may have begun."""
+    ended = _ended(folder)
+    if not ended or folder.end() is not None:
+        return
+    last = read_json(folder.file(f"attempt-{ended[-1]}.json"))
+    assert last is not None
+    if not last["again"]:
+        cause = last["cause"]
+        if last["reason"]:
+            cause = f"{cause}\nNot retried: {last['reason']}."
+        folder.finish(RunState(last["state"]), cause, last["exit_code"])
+    elif not _returned(folder, ended[-1]):
+        folder.change(RunState.QUEUED, attempt=ended[-1], cause=last["cause"], why=last["reason"])
+
+
+def _returned(folder: RunFolder, attempt: int) -> bool:
+    """Return whether the run is back in the queue, or further, after ``attempt``."""
+    return any(
+        event.get("event") == "state"
+        and event.get("attempt", 0) >= attempt
+        and event["state"] == RunState.QUEUED.value
+        for event in folder.events()
+    )
+
+
+def history(folder: RunFolder) -> list[AttemptEnd]:
+    """Return the ends of all attempts so far, oldest first."""
+    found = []
+    for attempt in _ended(folder):
+        data = read_json(folder.file(f"attempt-{attempt}.json")) or {}
+        found.append(AttemptEnd(**{name: data[name] for name in AttemptEnd._fields}))
+    return found
+
+
+def progress(folder: RunFolder) -> int:
+    """Return the highest step among the last metrics of rank 0; -1 if it reported none."""
+    path = folder.metrics_of(0)
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        return -1
+    part: JournalPart = read(path, max(0, size - _TAIL))
+    steps = [record.get("step") for record in part.records if isinstance(record, dict)]
+    return max((step for step in steps if isinstance(step, int)), default=-1)
+
+
+def _ended(folder: RunFolder) -> list[int]:
+    try:
+        names = os.listdir(folder.path)
+    except FileNotFoundError:
+        return []
+    found = (re.fullmatch(r"attempt-(\d+)\.json", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)

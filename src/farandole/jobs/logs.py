@@ -1,0 +1,49 @@
+"""The logs of a run's ranks: ``user_logs/std_log_process_<rank>.txt``."""
+
+from __future__ import annotations
+
+import os
+
+from farandole.base.log import logger
+from farandole.job.runs.folder import RunFolder
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+class RunLogs:
+    """Writes the output of all ranks to a run's folder; stdout and stderr share one file.
+
+    A further attempt appends. A full disk causes one warning and does not end the run.
+    """
+
+    def __init__(self, folder: RunFolder, size: int) -> None:
+        folder.folder("user_logs")
+        self.notes: list[str] = []
+        self._folder = folder
+        self._files = {rank: os.open(folder.log_of(rank), _FLAGS, 0o600) for rank in range(size)}
+        self._warned = False
+
+    def add(self, rank: int, name: str) -> None:
+        path = self._folder.file("user_logs", f"std_log_{name.replace('.', '_')}.txt")
+        self._files[rank] = os.open(path, _FLAGS, 0o600)
+
+    def write(self, key: tuple[int, str], data: bytes) -> None:
+        file = self._files.get(key[0])
+        if file is None:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "the logs of run %s are incomplete from here on: %s; the run goes on",
+                    self._folder.run_id,
+                    error.strerror,
+                )
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])

@@ -1,0 +1,63 @@
+"""The files that a run leaves: its outputs, as a list with sizes and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from farandole.job.report import pickling
+from farandole.job.runs.folder import RunFolder, write_json
+
+RESULTS = "results.pkl"
+_CHUNK = 1 << 20
+
+
+def collect(folder: RunFolder) -> None:
+    """Write ``artifacts.json``: path, size and SHA-256 of each output.
+
+    Links that lead out of the run's folder are left out and recorded as a warning.
+    """
+    found = []
+    outputs = folder.folder("outputs")
+    inside = os.path.realpath(folder.path) + os.sep
+    for path in sorted(files(outputs)):
+        name = os.path.relpath(path, outputs)
+        if not os.path.realpath(path).startswith(inside):
+            folder.record("warning", text=f"outputs/{name} leads out of the run's folder")
+            continue
+        size = os.path.getsize(path)
+        found.append({"path": name, "bytes": size, "sha256": _digest(path)})
+    write_json(folder.file("artifacts.json"), {"artifacts": found})
+
+
+def files(root: str) -> Iterator[str]:
+    """Yield the paths of all files below ``root``; links to folders are not followed."""
+    for where, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(where, name)
+            if os.path.isfile(path):
+                yield path
+
+
+def save_results(folder: RunFolder, results: list[Any]) -> None:
+    """Keep the results of a function, in rank order."""
+    data = pickling.pack(results, "the results of the run")
+    with open(folder.file(RESULTS), "wb") as file:
+        file.write(data)
+
+
+def load_results(folder: RunFolder) -> list[Any]:
+    """Return the results of a run's function, in rank order."""
+    with open(folder.file(RESULTS), "rb") as file:
+        found: list[Any] = pickling.unpack(file.read())
+    return found
+
+
+def _digest(path: str) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(_CHUNK):
+            found.update(data)
+    return found.hexdigest()

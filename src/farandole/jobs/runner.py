@@ -1,0 +1,220 @@
+"""Runs one attempt of a run: ``python -m farandole.jobs.runner FOLDER ATTEMPT``.
+
+Prepares the environment, the inputs and the working directories, starts the ranks through one of
+Farandole's launchers, and records how the attempt ended. Everything is recorded in the run's
+folder, so that the runner needs no supervisor while it works.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.errors import JobFailedError, RunError, SettingsError
+from farandole.job.launch import driver
+from farandole.job.launch.display import Display
+from farandole.job.launch.job import Call, Job, settings_for
+from farandole.job.report import pickling
+from farandole.job.runs.folder import CANCEL, RUN_ID_VARIABLE, RUN_VARIABLE, RunFolder
+from farandole.job.runs.home import RunsHome
+from farandole.job.runs.node import NODE_RANKS_VARIABLE
+from farandole.job.runs.spec import RunSpec
+from farandole.job.runs.states import RunState
+from farandole.jobs import attempts, environments, inputs, outputs, workplaces
+from farandole.jobs.logs import RunLogs
+from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
+from farandole.jobs.supervisor.wake import wake
+from farandole.jobs.targets import load_target
+
+_LOOK = 0.5  # seconds between two looks for a request to cancel
+
+
+def main(arguments: list[str]) -> int:
+    """Run the attempt unless another process has claimed it; return the exit status."""
+    folder, attempt = RunFolder(arguments[0]), int(arguments[1])
+    if not attempts.claim(folder, attempt):
+        return 0
+    home = RunsHome()
+    try:
+        _Runner(home, folder, attempt).run()
+    finally:
+        wake(home)
+    return 0
+
+
+class _Runner:
+    """One attempt of a run."""
+
+    def __init__(self, home: RunsHome, folder: RunFolder, attempt: int) -> None:
+        self._home = home
+        self._folder = folder
+        self._attempt = attempt
+        self._spec = folder.spec()
+        self._stop = _StopWatch(folder, self._spec.time_limit)
+
+    def run(self) -> None:
+        """Run the attempt and record its end."""
+        state, cause, domain, code = RunState.FAILED, "", WORKLOAD, None
+        try:
+            self._stop.start()
+            self._execute()
+            state, code = RunState.COMPLETED, 0
+        except driver.Interrupted as interrupted:
+            state, cause, domain = self._interrupted(interrupted)
+            code = interrupted.exit_code
+        except (KeyboardInterrupt, _Stopped):
+            state, cause, domain = self._interrupted(driver.Interrupted(signal.SIGTERM))
+        except JobFailedError as failure:
+            cause, code = str(failure), failure.exit_code
+            domain = INFRASTRUCTURE if failure.host_lost else WORKLOAD
+        except (SettingsError, RunError) as error:
+            cause = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            traceback.print_exc()
+            cause = f"{type(error).__name__}: {error}"
+        self._stop.close()
+        self._finish(state, cause, domain, code)
+
+    def _finish(self, state: RunState, cause: str, domain: str, code: int | None) -> None:
+        folder = self._folder
+        try:
+            folder.change(RunState.FINALIZING)
+            outputs.collect(folder)
+            if state is not RunState.FAILED:
+                workplaces.discard(folder)
+        except (OSError, RunError) as error:
+            folder.record("warning", text=f"the outputs could not be collected: {error}")
+        attempts.conclude(folder, self._attempt, state, cause=cause, domain=domain, exit_code=code)
+
+    def _interrupted(self, error: driver.Interrupted) -> tuple[RunState, str, str]:
+        """Return the state, cause and domain of an attempt that was asked to end."""
+        if self._stop.reason == CANCEL:
+            return RunState.CANCELED, "canceled", WORKLOAD
+        if self._stop.reason:
+            return RunState.FAILED, self._stop.reason, WORKLOAD
+        return RunState.FAILED, f"{error} from outside (preempted)", INFRASTRUCTURE
+
+    def _execute(self) -> None:
+        folder, spec = self._folder, self._spec
+        folder.change(RunState.PREPARING, attempt=self._attempt)
+        prepared = environments.prepare(spec.environment, folder, self._home)
+        for note in prepared.notes:
+            folder.record("note", text=note)
+        paths = inputs.prepare(spec.inputs, folder, self._home)
+        workplaces.prepare(folder, spec.resources.nodes)
+        launch = load_target(self._home, spec.target).launch(spec)
+        folder.change(RunState.STARTING)
+        job = Job(
+            np=spec.resources.ranks,
+            settings=settings_for(
+                spec.variables,
+                {"grace_seconds": spec.grace_seconds, **spec.settings, **launch.settings},
+            ),
+            display=Display(
+                out=sys.stdout,
+                err=sys.stdout,
+                say=sys.stdout,
+                messages=sys.stdout,
+                files=RunLogs(folder, spec.resources.ranks),
+            ),
+            command=_command(spec, prepared.python, paths),
+            call=_call(folder, spec),
+            env={
+                **spec.variables,
+                **prepared.variables,
+                **inputs.variables(spec.inputs, paths),
+                **run_variables(folder, spec),
+            },
+            hosts=launch.hosts,
+            launcher=launch.launcher,
+        )
+        os.chdir(folder.file("work", "node-0", "source"))
+        folder.change(RunState.RUNNING, attempt=self._attempt)
+        results = driver.run(job)
+        if job.call is not None:
+            outputs.save_results(folder, results)
+
+
+def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
+    """Return the variables with which ranks find their run."""
+    return {
+        RUN_VARIABLE: folder.path,
+        RUN_ID_VARIABLE: folder.run_id,
+        NODE_RANKS_VARIABLE: str(spec.resources.ranks_per_node),
+    }
+
+
+def _command(spec: RunSpec, python: str, paths: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command with the paths of inputs in place of ``{name}``."""
+    words = []
+    for word in spec.command:
+        for name, path in paths.items():
+            word = word.replace("{" + name + "}", path)
+        words.append(word)
+    if words and words[0] in ("python", "python3"):
+        words[0] = python
+    return tuple(words)
+
+
+def _call(folder: RunFolder, spec: RunSpec) -> Call | None:
+    if spec.command:
+        return None
+    with open(folder.file("function.pkl"), "rb") as file:
+        call: Call = pickling.unpack(file.read())
+    return call
+
+
+class _Stopped(BaseException):
+    """The attempt was asked to end while no driver was listening."""
+
+
+class _StopWatch:
+    """Ends the attempt on a request to cancel or after its time limit.
+
+    ``reason`` is ``CANCEL``, a text for the user, or empty while nothing has asked for the end.
+    """
+
+    def __init__(self, folder: RunFolder, time_limit: float) -> None:
+        self.reason = ""
+        self._folder = folder
+        self._time_limit = time_limit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
+
+    def start(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._look()
+
+    def _on_signal(self, *_: Any) -> None:
+        self._look()
+        raise _Stopped
+
+    def _look(self) -> None:
+        if not self.reason and self._folder.requested(CANCEL) is not None:
+            self.reason = CANCEL
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(_LOOK):
+            self._look()
+            if self._time_limit and time.monotonic() - began > self._time_limit:
+                self.reason = self.reason or (
+                    f"the time limit of {self._time_limit:g} seconds is over"
+                )
+            if self.reason:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Submits a run: its folder is completed first, then it enters the queue."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from farandole.errors import SettingsError
+from farandole.job.launch.job import Call
+from farandole.job.report import pickling
+from farandole.job.runs.folder import RunFolder, make_private, write_json
+from farandole.job.runs.home import RunsHome, check_experiment
+from farandole.job.runs.spec import RunSpec
+from farandole.jobs import environ, environments, inputs, source_control, spool
+from farandole.jobs.snapshot import take
+from farandole.jobs.supervisor.wake import ensure_running
+from farandole.jobs.targets import load_target
+
+
+class Submission(NamedTuple):
+    """A request for a run.
+
+    - ``source``: The folder to take a snapshot of; empty for none.
+    - ``call``: A function with its arguments, instead of the spec's command.
+    - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
+    """
+
+    spec: RunSpec
+    source: str = ""
+    call: Call | None = None
+    snapshot: str = ""
+
+
+def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
+    """Create the run, put it into the queue and return its folder.
+
+    The run starts when its target has a place for it. Raises SettingsError, before anything is
+    created, for a request that cannot succeed.
+    """
+    home = home or RunsHome()
+    check(submission, home)
+    spec = submission.spec
+    run_id = home.new_id(spec.experiment)
+    parent = make_private(os.path.join(home.runs, spec.experiment))
+    building = RunFolder(make_private(os.path.join(parent, f".new-{run_id}")))
+    try:
+        _fill(building, submission, home)
+        folder = RunFolder(os.path.join(parent, run_id))
+        environ.save(home, folder)
+        os.rename(building.path, folder.path)
+    except BaseException:
+        shutil.rmtree(building.path, ignore_errors=True)
+        raise
+    spool.add(home, folder)
+    ensure_running(home)
+    return folder
+
+
+def check(submission: Submission, home: RunsHome) -> None:
+    """Raise SettingsError for a request that cannot succeed."""
+    spec = submission.spec
+    check_experiment(spec.experiment)
+    resources = spec.resources
+    for name in ("nodes", "ranks_per_node"):
+        if getattr(resources, name) < 1:
+            raise SettingsError(f"{name}={getattr(resources, name)} must be at least 1")
+    if bool(spec.command) == (submission.call is not None):
+        raise SettingsError("a run needs either a command or a function")
+    if submission.source and not os.path.isdir(submission.source):
+        raise SettingsError(f"the source folder {submission.source!r} does not exist")
+    _check_script(submission)
+    for run_id in spec.after:
+        if home.find(run_id) is None:
+            raise SettingsError(f"there is no run {run_id!r} that this one could come after")
+    load_target(home, spec.target).check(resources)
+    environments.check(spec.environment, submission.source or submission.snapshot)
+    inputs.check(spec.inputs, spec.command)
+
+
+def _check_script(submission: Submission) -> None:
+    """Raise SettingsError if the command runs a Python script that the source does not have."""
+    from farandole.cli.run import check_script
+
+    folder = submission.snapshot or submission.source
+    if submission.spec.command:
+        check_script(submission.spec.command, folder or os.getcwd())
+
+
+def _fill(folder: RunFolder, submission: Submission, home: RunsHome) -> None:
+    """Write everything that the run consists of."""
+    spec = submission.spec
+    digest = ""
+    if submission.snapshot:
+        shutil.copytree(submission.snapshot, folder.file("snapshot"), symlinks=True)
+    elif submission.source:
+        digest = take(submission.source, folder.file("snapshot"))
+    if submission.call is not None:
+        with open(folder.file("function.pkl"), "wb") as file:
+            file.write(pickling.pack_call(submission.call))
+    write_json(folder.file("spec.json"), spec.to_json())
+    write_json(
+        folder.file("submitted.json"),
+        {
+            "number": home.next_number(),
+            "time": time.time(),
+            "user": getpass.getuser(),
+            "host": socket.gethostname(),
+            "python": sys.executable,
+            "snapshot": digest,
+            "versions": _versions(),
+            **source_control.facts(submission.source, folder.file("git.diff")),
+        },
+    )
+
+
+def _versions() -> dict[str, Any]:
+    import farandole
+
+    return {
+        "farandole": farandole.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }

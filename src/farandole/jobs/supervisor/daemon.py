@@ -1,0 +1,330 @@
+"""The supervisor's process: ``python -m farandole.jobs.supervisor.daemon``.
+
+The folders of the runs are the truth. The supervisor keeps only what it can read from them again,
+so that it may be killed at any moment. A second supervisor of the same home ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from farandole.errors import RunError, SettingsError
+from farandole.job.runs.folder import CANCEL, RunFolder
+from farandole.job.runs.home import HOME_VARIABLE, RunsHome
+from farandole.job.runs.spec import RunSpec
+from farandole.job.runs.states import RunState
+from farandole.jobs import attempts, environ, spool
+from farandole.jobs.retries import INFRASTRUCTURE
+from farandole.jobs.supervisor.index import Index
+from farandole.jobs.supervisor.place import lock_path, socket_address
+from farandole.jobs.supervisor.queue import ActiveRun, Turn, WaitingRun, turns
+from farandole.jobs.targets import load_target
+from farandole.jobs.targets.contract import Capacity, Presence, RunTarget, Ticket
+
+BUSY, IDLE = 0.25, 5.0  # seconds between two looks while runs are active, and while none are
+IDLE_EXIT = 600.0  # seconds without a run after which the supervisor ends
+_CLAIM_SECONDS = 60.0  # time for a started runner to claim its attempt
+
+
+class _Attempt:
+    """An active attempt as the supervisor sees it."""
+
+    def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, ticket: Ticket) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.number = attempt
+        self.ticket = ticket
+        self.started = time.monotonic()
+        self.cancel_sent = False
+
+
+class RunSupervisor:
+    """Starts waiting runs, notices the ends of active ones, and keeps the index up to date."""
+
+    def __init__(self, home: RunsHome) -> None:
+        self.home = home
+        self._waiting: dict[str, tuple[WaitingRun, RunFolder]] = {}
+        self._active: dict[str, _Attempt] = {}
+        self._targets: dict[str, RunTarget] = {}
+        self._index = Index(home)
+        self._last_run = time.monotonic()
+        for folder in home.all_runs():
+            if folder.exists() and folder.end() is None:
+                spool.add(home, folder)
+
+    def step(self) -> bool:
+        """Take all steps that are due; return whether any run has not ended."""
+        for folder in spool.entries(self.home):
+            if folder.run_id not in self._waiting and folder.run_id not in self._active:
+                self._guarded(folder, self._admit)
+        self._look_after_active()
+        for _, folder in list(self._waiting.values()):
+            if folder.requested(CANCEL) is not None:
+                self._guarded(folder, self._cancel_waiting)
+        for turn in self._turns():
+            self._guarded(self._waiting[turn.run_id][1], self._start, turn)
+        if self._waiting or self._active:
+            self._last_run = time.monotonic()
+        return bool(self._waiting or self._active)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since a run was waiting or active."""
+        return time.monotonic() - self._last_run
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return BUSY if self._active or self._waiting else IDLE
+
+    def close(self) -> None:
+        self._index.close()
+
+    def _guarded(self, folder: RunFolder, action: object, *arguments: object) -> None:
+        """Call ``action`` for one run; its damaged folder must not stop the others."""
+        try:
+            action(folder, *arguments)  # type: ignore[operator]
+        except Exception as error:
+            _log(f"run {folder.run_id}: {traceback.format_exc()}")
+            self._forget(folder)
+            with contextlib.suppress(Exception):
+                folder.finish(RunState.FAILED, f"{type(error).__name__}: {error}")
+            self._update(folder)
+
+    # --- the queue
+
+    def _admit(self, folder: RunFolder) -> None:
+        """Take over a run that has not ended: as waiting, or as active if a runner has it."""
+        if not folder.exists():  # it was moved away or deleted
+            self._forget(folder)
+            return
+        attempts.settle(folder)
+        if folder.end() is not None:
+            self._forget(folder)
+            self._update(folder)
+            return
+        attempt = attempts.number(folder)
+        spec = folder.spec()
+        found = attempts.ticket_of(folder, attempt)
+        claimant = attempts.claimant(folder, attempt)
+        if claimant is not None:
+            data = found["data"] if found else claimant.to_json()
+            ticket = Ticket(spec.target, data)
+            self._active[folder.run_id] = _Attempt(folder, spec, attempt, ticket)
+        elif found and self._present(spec, Ticket(spec.target, found["data"])):
+            ticket = Ticket(spec.target, found["data"])
+            self._active[folder.run_id] = _Attempt(folder, spec, attempt, ticket)
+        else:
+            self._enqueue(folder, spec)
+        self._update(folder)
+
+    def _present(self, spec: RunSpec, ticket: Ticket) -> bool:
+        return self._target(spec.target).presence([ticket])[0].state != "gone"
+
+    def _enqueue(self, folder: RunFolder, spec: RunSpec) -> None:
+        waiting = WaitingRun(
+            folder.run_id,
+            int(folder.submitted()["number"]),
+            spec.target,
+            spec.resources,
+            spec.experiment,
+            spec.priority,
+            spec.after,
+        )
+        self._waiting[folder.run_id] = waiting, folder
+
+    def _turns(self) -> list[Turn]:
+        if not self._waiting:
+            return []
+        waiting = [each for each, _ in self._waiting.values()]
+        active = [
+            ActiveRun(run_id, each.spec.target, each.spec.resources, each.spec.experiment)
+            for run_id, each in self._active.items()
+        ]
+        earlier = {run_id for run in waiting for run_id in run.after}
+        return turns(
+            waiting,
+            active,
+            self._capacities({run.target for run in waiting}),
+            {
+                name: limit
+                for name in {run.experiment for run in waiting}
+                if (limit := self.home.limit(name))
+            },
+            {run_id: self._state_of(run_id) for run_id in earlier},
+        )
+
+    def _capacities(self, names: set[str]) -> dict[str, Capacity | None]:
+        found: dict[str, Capacity | None] = {}
+        for name in names:
+            try:
+                found[name] = self._target(name).capacity()
+            except SettingsError:
+                found[name] = None  # the start reports the error for the run that asks for it
+        return found
+
+    def _state_of(self, run_id: str) -> RunState | None:
+        folder = self.home.find(run_id)
+        return None if folder is None else folder.state()
+
+    def _target(self, name: str) -> RunTarget:
+        if name not in self._targets:
+            self._targets[name] = load_target(self.home, name)
+        return self._targets[name]
+
+    def _cancel_waiting(self, folder: RunFolder) -> None:
+        folder.finish(RunState.CANCELED, "canceled before it started")
+        self._forget(folder)
+        self._update(folder)
+
+    # --- starting
+
+    def _start(self, folder: RunFolder, turn: Turn) -> None:
+        waiting, _ = self._waiting.pop(folder.run_id)
+        if turn.cause:
+            folder.finish(RunState.CANCELED, turn.cause)
+            self._forget(folder)
+            self._update(folder)
+            return
+        attempt = attempts.number(folder)
+        spec = folder.spec()
+        target = self._target(waiting.target)
+        env = environ.load(self.home, folder)
+        env[HOME_VARIABLE] = self.home.path
+        python = folder.submitted()["python"]
+        command = [python, *_safe(python), "-m", "farandole.jobs.runner", folder.path, str(attempt)]
+        ticket = target.start(folder, command, env)
+        attempts.save_ticket(folder, attempt, {"target": ticket.target, "data": dict(ticket.data)})
+        self._active[folder.run_id] = _Attempt(folder, spec, attempt, ticket)
+
+    # --- active runs
+
+    def _look_after_active(self) -> None:
+        by_target: dict[str, list[_Attempt]] = {}
+        for attempt in self._active.values():
+            by_target.setdefault(attempt.spec.target, []).append(attempt)
+        for name, group in by_target.items():
+            presences = self._target(name).presence([each.ticket for each in group])
+            for attempt, presence in zip(group, presences, strict=True):
+                self._guarded(attempt.folder, self._look_after, attempt, presence)
+
+    def _look_after(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
+        if not folder.exists():
+            self._forget(folder)
+            return
+        concluded = attempts.number(folder) > attempt.number or folder.end() is not None
+        if concluded or presence.state == "gone":
+            self._end_attempt(folder, attempt, presence)
+        elif folder.requested(CANCEL) is not None and not attempt.cancel_sent:
+            attempt.cancel_sent = True
+            self._target(attempt.spec.target).cancel(attempt.ticket, attempt.spec.grace_seconds)
+        self._update(folder)
+
+    def _end_attempt(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
+        """Handle an attempt whose runner has concluded it, or is gone."""
+        claimant = attempts.claimant(folder, attempt.number)
+        if attempts.number(folder) == attempt.number and folder.end() is None:
+            if claimant is None and time.monotonic() - attempt.started < _CLAIM_SECONDS:
+                if presence.state == "gone":  # it ended before it could claim: start it again
+                    del self._active[folder.run_id]
+                    self._enqueue(folder, attempt.spec)
+                return
+            if claimant is not None and claimant.alive():
+                return  # another supervisor's runner
+            canceled = folder.requested(CANCEL) is not None
+            attempts.conclude(
+                folder,
+                attempt.number,
+                RunState.CANCELED if canceled else RunState.FAILED,
+                cause=presence.reason or "its runner ended without a report",
+                domain=INFRASTRUCTURE,
+            )
+        attempts.settle(folder)
+        del self._active[folder.run_id]
+        if folder.end() is not None:
+            self._forget(folder)
+        else:
+            self._admit(folder)
+
+    def _forget(self, folder: RunFolder) -> None:
+        self._waiting.pop(folder.run_id, None)
+        self._active.pop(folder.run_id, None)
+        spool.remove(self.home, folder)
+        environ.discard(self.home, folder)
+
+    def _update(self, folder: RunFolder) -> None:
+        with contextlib.suppress(RunError, OSError):
+            self._index.update(folder)
+
+
+def main() -> int:
+    """Run the supervisor of ``$FARANDOLE_HOME`` until it has been idle for ten minutes."""
+    home = RunsHome()
+    lock = os.open(lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with socket_address(home) as address:
+        bell = _bell(address)
+    supervisor = RunSupervisor(home)
+    try:
+        while supervisor.step() or supervisor.idle_seconds < IDLE_EXIT:
+            _reap()
+            _sleep(bell, supervisor.pause)
+    finally:
+        supervisor.close()
+    return 0
+
+
+def _bell(path: str) -> socket.socket:
+    """Return the socket on which a message wakes the supervisor."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a supervisor that was killed; this process holds the lock
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    mask = os.umask(0o077)
+    try:
+        bell.bind(path)
+    finally:
+        os.umask(mask)
+    return bell
+
+
+def _sleep(bell: socket.socket, seconds: float) -> None:
+    bell.settimeout(seconds)
+    with contextlib.suppress(TimeoutError, OSError):
+        bell.recv(64)
+        bell.setblocking(False)
+        while bell.recv(64):
+            pass
+
+
+def _reap() -> None:
+    """Reap the runners that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _safe(python: str) -> list[str]:
+    """Return the option that keeps a user's modules from shadowing the standard library."""
+    return ["-P"] if python == sys.executable and sys.version_info >= (3, 11) else []
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""An index of all runs in SQLite, which makes lists of thousands of runs quick.
+
+The index holds nothing that the folders do not hold: any process may bring it up to date, and one
+that is damaged is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from farandole.errors import RunError
+from farandole.job.runs.folder import RunFolder
+from farandole.job.runs.home import RunsHome
+from farandole.job.runs.states import FINAL, RunState
+from farandole.jobs.supervisor.place import state_folder
+
+_VERSION = 1
+_TABLE = """
+create table if not exists runs (
+    run_id text primary key, experiment text, name text, number integer, state text, target text,
+    ranks integer, submitted real, started real, ended real, cause text, tags text, parent text,
+    command text, path text
+)
+"""
+
+
+class IndexedRun(NamedTuple):
+    """A row of the index. Times are in seconds since 1970; None before the event."""
+
+    run_id: str
+    experiment: str
+    name: str
+    number: int
+    state: RunState
+    target: str
+    ranks: int
+    submitted: float
+    started: float | None
+    ended: float | None
+    cause: str
+    tags: dict[str, str]
+    parent: str
+    command: str
+    path: str
+
+
+class Index:
+    """The index of one home's runs. Not thread-safe."""
+
+    def __init__(self, home: RunsHome) -> None:
+        self._home = home
+        self._path = os.path.join(state_folder(home), "index.db")
+        self._database = self._opened()
+
+    def _opened(self) -> sqlite3.Connection:
+        """Open the database. A damaged one, or one of another version, is made again."""
+        for _ in range(2):
+            database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+            try:
+                os.chmod(self._path, 0o600)
+                database.execute("pragma journal_mode=wal")
+                database.execute("pragma synchronous=normal")
+                version = database.execute("pragma user_version").fetchone()[0]
+                if version in (0, _VERSION):
+                    database.execute(_TABLE)
+                    database.execute(f"pragma user_version={_VERSION}")
+                    database.execute("select run_id, path from runs limit 1").fetchone()
+                    return database
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                    raise
+            database.close()
+            self._discard()
+        raise RunError(f"the index {self._path} cannot be created; is its disk full?")
+
+    def _discard(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path + suffix)
+
+    def update(self, folder: RunFolder) -> None:
+        """Bring one run's row up to date. Raises RunError if its folder is damaged."""
+        if folder.exists():
+            self._write([_row(folder)])
+        else:
+            self._remove([folder.run_id])
+
+    def refresh(self) -> None:
+        """Bring all rows up to date: new folders, runs that have not ended, folders that are gone.
+
+        Damaged folders are left out.
+        """
+        final = tuple(state.value for state in FINAL)
+        known = dict(
+            self._database.execute(
+                "select run_id, path from runs where state in (?, ?, ?)", final
+            ).fetchall()
+        )
+        present: set[str] = set()
+        rows = []
+        for folder in self._home.all_runs():
+            present.add(folder.run_id)
+            if known.get(folder.run_id) != folder.path and folder.exists():
+                with contextlib.suppress(RunError, OSError, KeyError, TypeError, ValueError):
+                    rows.append(_row(folder))
+        self._write(rows)
+        every = {row[0] for row in self._database.execute("select run_id from runs")}
+        self._remove(every - present)
+
+    def runs(self, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[IndexedRun]:
+        """Yield rows, newest first; ``where`` is a condition in SQL with ``?`` for values."""
+        condition = f"where {where} " if where else ""
+        columns = ", ".join(IndexedRun._fields)
+        query = f"select {columns} from runs {condition}order by number desc"
+        for row in self._database.execute(query, values):
+            found = IndexedRun(*row)
+            yield found._replace(state=RunState(row[4]), tags=json.loads(row[11]))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        if not rows:
+            return
+        marks = ", ".join("?" * len(IndexedRun._fields))
+        columns = ", ".join(IndexedRun._fields)
+        self._database.execute("begin immediate")
+        try:
+            self._database.executemany(
+                f"insert or replace into runs ({columns}) values ({marks})", rows
+            )
+        finally:
+            self._database.execute("commit")
+
+    def _remove(self, run_ids: Any) -> None:
+        self._database.executemany(
+            "delete from runs where run_id = ?", [(run_id,) for run_id in run_ids]
+        )
+
+
+def _row(folder: RunFolder) -> tuple[Any, ...]:
+    spec, submitted, end = folder.spec(), folder.submitted(), folder.end()
+    state, started = RunState.QUEUED, None
+    for event in folder.events():
+        if event.get("event") == "state":
+            state = RunState(event["state"])
+            started = event["time"] if state is RunState.RUNNING else started
+    if end is not None:
+        state = RunState(end["state"])
+    return (
+        folder.run_id,
+        spec.experiment,
+        spec.name,
+        submitted["number"],
+        state.value,
+        spec.target,
+        spec.resources.ranks,
+        submitted["time"],
+        started,
+        end["time"] if end else None,
+        end["cause"] if end else "",
+        json.dumps(dict(spec.tags)),
+        spec.parent,
+        " ".join(spec.command),
+        folder.path,
+    )

@@ -1,0 +1,97 @@
+"""Starts the supervisor if none runs, and wakes a running one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+
+from farandole.job.runs.home import HOME_VARIABLE, RunsHome
+from farandole.jobs.supervisor.place import lock_path, log_path, socket_address
+
+
+def wake(home: RunsHome) -> bool:
+    """Wake the supervisor and return True; return False if none listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        try:
+            with socket_address(home) as address:
+                sender.sendto(b"wake", address)
+        except BlockingIOError:  # it has not yet read earlier messages
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def ensure_running(home: RunsHome) -> None:
+    """Wake the supervisor, or start one that outlives this process and its terminal.
+
+    Returns at once; of several supervisors that are started, one stays.
+    """
+    if not (is_running(home) and wake(home)):
+        start(home)
+
+
+def is_running(home: RunsHome) -> bool:
+    """Return whether a supervisor of this home runs."""
+    return running_pid(home) is not None
+
+
+def running_pid(home: RunsHome) -> int | None:
+    """Return the process id of the supervisor, which holds a lock; None if none runs.
+
+    The id is 0 for a moment while a supervisor starts.
+    """
+    try:
+        descriptor = os.open(lock_path(home), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(descriptor, 32, 0) or b"0")
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def start(home: RunsHome) -> None:
+    """Start a supervisor in a session of its own.
+
+    Where a systemd manager of the user runs and the user lingers, the supervisor is one of its
+    units, so that it survives the end of the login session.
+    """
+    home.folder("runs")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(log_path(home), flags, 0o600)
+    try:
+        process = subprocess.Popen(
+            [*_survivor(), sys.executable, *_SAFE, "-m", "farandole.jobs.supervisor.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, HOME_VARIABLE: home.path},
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    process.returncode = 0  # it outlives this process, which need not wait for it
+
+
+_SAFE = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the user's folder
+
+
+def _survivor() -> list[str]:
+    """Return a prefix that puts a command under the user's systemd; empty where that cannot be."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    lingers = False
+    with contextlib.suppress(OSError, KeyError):
+        lingers = os.path.exists(f"/var/lib/systemd/linger/{os.environ['USER']}")
+    if not (lingers and os.path.exists(os.path.join(runtime, "systemd", "private"))):
+        return []
+    return ["systemd-run", "--user", "--scope", "--quiet", "--collect"]

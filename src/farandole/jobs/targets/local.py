@@ -1,0 +1,128 @@
+"""The target ``local``: processes of this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from farandole.base.host import cores
+from farandole.cli.machine import memory, visible_gpus
+from farandole.errors import RunError, SettingsError
+from farandole.job.runs.folder import RunFolder
+from farandole.job.runs.identity import ProcessIdentity
+from farandole.job.runs.spec import Resources, RunSpec
+from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
+
+
+class LocalTarget:
+    """Runs on this host. Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit what runs may
+    occupy together; without them, what the host has.
+    """
+
+    kind: ClassVar[str] = "local"
+    options: ClassVar[tuple[str, ...]] = ("cores", "memory", "gpus")
+
+    def __init__(self, spec: TargetSpec) -> None:
+        check_options(spec, self.options)
+        options = spec.options
+        self._spec = spec
+        self._capacity = Capacity(
+            cores=float(options.get("cores") or cores()),
+            memory=int(options.get("memory") or memory().total),
+            gpus=int(options["gpus"]) if "gpus" in options else visible_gpus(os.environ),
+            nodes=spec.max_nodes,
+        )
+
+    def check(self, resources: Resources) -> None:
+        has = self._capacity
+        if has.nodes and resources.nodes > has.nodes:
+            raise SettingsError(
+                f"the target {self._spec.name!r} has at most {has.nodes} nodes, and"
+                f" {resources.nodes} are asked for; ask for fewer, or raise its max_nodes"
+            )
+        if resources.gpus * resources.ranks > has.gpus:
+            raise SettingsError(
+                f"{resources.gpus * resources.ranks} GPUs are asked for, and this host has"
+                f" {has.gpus}; ask for fewer, or choose another target"
+            )
+        if has.memory and resources.memory * resources.ranks > has.memory:
+            raise SettingsError(
+                f"{resources.memory * resources.ranks:,} bytes of memory are asked for, and this"
+                f" host has {has.memory:,}; ask for less, or choose another target"
+            )
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
+        return start_here(self._spec.name, folder, command, env)
+
+    def presence(self, tickets: Sequence[Ticket]) -> Sequence[Presence]:
+        return [presence_here(ticket) for ticket in tickets]
+
+    def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
+        end_here(ticket)
+
+    def launch(self, spec: RunSpec) -> Launch:
+        return Launch("local")
+
+
+def check_options(spec: TargetSpec, known: Sequence[str]) -> None:
+    """Raise SettingsError for options that a target's kind does not have."""
+    if wrong := sorted(set(spec.options) - set(known)):
+        raise SettingsError(
+            f"the target {spec.name!r} of kind {spec.kind!r} has no option {wrong[0]!r}"
+            f" (options: {', '.join(known)})"
+        )
+
+
+def start_here(
+    target: str, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]
+) -> Ticket:
+    """Start a runner on this host, in a session of its own, and return its ticket.
+
+    Raises RunError if the process cannot be started.
+    """
+    folder.folder("logs")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(folder.file("logs", "runner.txt"), flags, 0o600)
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(env),
+            cwd=folder.path,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunError(f"the runner {command[0]} cannot be started: {error}") from error
+    finally:
+        os.close(log)
+    try:
+        identity = ProcessIdentity.of(process.pid)
+    except ProcessLookupError:  # it has ended already
+        identity = ProcessIdentity.of()._replace(pid=process.pid, started=0)
+    process.returncode = 0  # reaped by the supervisor's loop, not by this object
+    return Ticket(target, identity.to_json())
+
+
+def presence_here(ticket: Ticket) -> Presence:
+    """Return whether a runner of this host is present."""
+    identity = ProcessIdentity.from_json(ticket.data)
+    if identity.alive():
+        return Presence("present")
+    if not identity.here:
+        return Presence("gone", "the host was restarted", preempted=True)
+    return Presence("gone", "its runner was killed")
+
+
+def end_here(ticket: Ticket) -> None:
+    """Ask a runner of this host to end its run; the runner keeps the time of grace."""
+    identity = ProcessIdentity.from_json(ticket.data)
+    if identity.alive():
+        os.kill(identity.pid, signal.SIGTERM)
