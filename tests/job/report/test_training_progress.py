@@ -27,6 +27,20 @@ def test_rate_of_the_busiest_optimizer() -> None:
     assert told.report(13.0)["step"] == 4, "optimizers that are gone do not count"
 
 
+def test_an_optimizer_that_is_gone_takes_nothing_back() -> None:
+    found = TrainingProgress()
+    first = found.counter()
+    first.steps = 500
+    found.report(1.0)
+    del first
+    assert found.report(2.0) == {}
+    second = found.counter()
+    second.steps = 20
+    assert found.report(3.0) == {"step": 20, "rate": 0.0}
+    second.steps = 50
+    assert found.report(5.0) == {"step": 50, "rate": 15.0}
+
+
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     told = TrainingProgress()
     counter = told.counter()

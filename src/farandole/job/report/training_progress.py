@@ -76,6 +76,10 @@ class TrainingProgress:
         steps = self.steps()
         if self._seen and self._seen[-1][1] == steps:
             return {}
+        if self._seen and self._seen[-1][1] > steps:  # the counted optimizer is gone
+            if not self._counters:
+                return {}
+            self._seen.clear()
         self._seen.append((now, steps))
         first, before = self._seen[0]
         rate = (steps - before) / (now - first) if now > first else 0.0
