@@ -3,6 +3,7 @@
 # make test-quick   what one runs all day: no whole programs, no frameworks but PyTorch; under 5 minutes
 # make check  style, types, room order, limits on size, and the documentation site: a minute
 # make docs   build the documentation site and open it
+# make pictures   draw the pictures of the documentation from stored measurements
 # make bench  the speed table of the README (BENCH="allreduce --np 2")
 # All of it happens in .venv, which is set up once per content of pyproject.toml and constraints.txt.
 
@@ -23,7 +24,7 @@ site = $(bin)/sphinx-build -q -n -W --keep-going -b html docs docs/_build
 # our files for itself: a third of the time of tests that start jobs.
 compile = $(bin)/python -m compileall -q src compat/src tests
 
-.PHONY: demo test test-quick check docs bench clean
+.PHONY: demo test test-quick check docs pictures bench clean
 
 demo: $(VENV)/.demo-$(inputs)
 	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
@@ -46,6 +47,9 @@ check: $(VENV)/.dev-$(inputs)
 docs: $(VENV)/.dev-$(inputs)
 	$(site)
 	$(bin)/python -m webbrowser -t "file://$(CURDIR)/docs/_build/index.html"
+
+pictures: $(VENV)/.dev-$(inputs)
+	$(bin)/python -m benchmarks.pictures
 
 bench: $(VENV)/.dev-$(inputs)
 	$(bin)/farandole bench $(BENCH)

@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=3,
         metavar="N",
-        help="of learning: train with so many seeds (default: 3)",
+        help="of strategies and learning: train with so many seeds (default: 3)",
     )
     found.add_argument(
         "--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here"
@@ -225,8 +225,8 @@ def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
             f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's"
             f" {MNIST}"
         )
-    if chosen.seeds < 1 or (chosen.seeds != 3 and chosen.what != ["learning"]):
-        found.error(f"--seeds={chosen.seeds} is for learning alone, and at least 1")
+    if chosen.seeds < 1 or (chosen.seeds != 3 and not alone):
+        found.error(f"--seeds={chosen.seeds} is for {' and '.join(ALONE)}, and at least 1")
     if chosen.plot is not None and chosen.what == ["learning"]:
         found.error(
             "--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png"

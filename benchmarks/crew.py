@@ -54,7 +54,7 @@ class Plan:
     rate: str = ""  # of the links between hosts
     only: list[str] = field(default_factory=list)  # strategies and codecs; none: all
     data: str = ""  # the folder of MNIST
-    seeds: int = 3  # of learning
+    seeds: int = 3  # of strategies and learning
 
     def environment(self, rank: int) -> dict[str, str]:
         slot = hosts.slots(self.size, self.hosts)[rank]

@@ -118,6 +118,7 @@ class Run:
     staleness: float  # mean
     dropped: float  # part of the pushes that came too late to count
     curve: Sequence[tuple[float, float]]  # seconds, and percent right of rank 0's weights then
+    curves: Sequence[Sequence[tuple[float, float]]] = ()  # of each seed, where there are several
 
     @property
     def title(self) -> str:

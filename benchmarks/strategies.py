@@ -8,10 +8,13 @@ slow, or each for one step of it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 import farandole.torch as hvd
@@ -32,14 +35,17 @@ STAYS, MOVES = "the last rank is three times slower", "each rank in turn is thre
 
 
 def cases(team: Team, plan: Plan) -> Iterator[Run]:
+    seeds = range(1 if plan.quick else plan.seeds)
     if plan.hosts > 1:
         name = f"{plan.hosts} hosts, links of {plan.rate}"
+        steps = 10 if plan.quick else STEPS
         for spec in chosen(plan, LINK):
-            yield over_a_link(name, spec, 10 if plan.quick else STEPS)
+            yield median([over_a_link(name, spec, steps, seed) for seed in seeds])
         return
+    duration = 0.3 if plan.quick else SECONDS
     for name in (STAYS, MOVES):
         for spec in chosen(plan, RANK):
-            yield beside_a_slow_rank(name, spec, 0.3 if plan.quick else SECONDS)
+            yield median([beside_a_slow_rank(name, spec, duration, seed) for seed in seeds])
 
 
 def chosen(plan: Plan, usual: Sequence[str]) -> list[str]:
@@ -47,19 +53,47 @@ def chosen(plan: Plan, usual: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((ALLREDUCE, *plan.only))) if plan.only else list(usual)
 
 
+def median(runs: Sequence[Run]) -> Run:
+    """Return the run whose rate, staleness, dropped share and accuracy at each time are medians
+    over the runs of several seeds. Accuracies between two measured times are interpolated.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    end = statistics.median(run.curve[-1][0] for run in runs)
+    times = np.linspace(0.0, end, max(len(run.curve) for run in runs))
+    accuracies = [np.interp(times / end, *_normalized(run.curve)) for run in runs]
+    return replace(
+        runs[0],
+        rate=statistics.median(run.rate for run in runs),
+        staleness=statistics.median(run.staleness for run in runs),
+        dropped=statistics.median(run.dropped for run in runs),
+        curve=[
+            (round(float(time), 2), round(float(value), 2))
+            for time, value in zip(times, np.median(accuracies, axis=0), strict=True)
+        ],
+        curves=[run.curve for run in runs],
+    )
+
+
+def _normalized(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Return times as shares of the run's duration, and accuracies: all seeds end together."""
+    end = curve[-1][0]
+    return [seconds / end for seconds, _ in curve], [accuracy for _, accuracy in curve]
+
+
 class Trainer:
     """A rank's net, with which it takes steps; rank 0 keeps weights of the way."""
 
-    def __init__(self, name: str, spec: str, width: int) -> None:
+    def __init__(self, name: str, spec: str, width: int, seed: int) -> None:
         strategy, codec = parts(spec)
         self.name, self.spec, self.setting = name, spec, setting_of(spec)
-        self.data, self.strategy = digits(0), strategy_of(strategy)
-        self.model = net(self.data.x.shape[1], 0, width)
+        self.data, self.strategy = digits(seed), strategy_of(strategy)
+        self.model = net(self.data.x.shape[1], seed, width)
         optimizer = self.setting.optimizer(self.model.parameters())
         self.optimizer: Any = hvd.DistributedOptimizer(
             optimizer, self.model.named_parameters(), strategy=self.strategy, codec=codec
         )
-        self._generator = torch.Generator().manual_seed(1 + hvd.rank())
+        self._generator = torch.Generator().manual_seed(1 + seed * hvd.size() + hvd.rank())
         self._kept: list[tuple[float, Any]] = []
         for _ in range(WARM_UP):
             self._train()
@@ -84,7 +118,7 @@ class Trainer:
             tell(f"{self.name}, {self.spec}: {share:.0%}, {self.steps} steps")
 
     def run(self, seconds: float) -> Run:
-        """What it came to, in so many seconds. Collective."""
+        """Return the results of a run of so many seconds. Collective."""
         if not isinstance(self.strategy, str):
             self.optimizer.average_weights()
         self._kept.append((seconds, self._weights()))
@@ -130,9 +164,9 @@ class Trainer:
         return found
 
 
-def beside_a_slow_rank(name: str, spec: str, seconds: float) -> Run:
+def beside_a_slow_rank(name: str, spec: str, seconds: float, seed: int) -> Run:
     """Every rank takes as many steps as it can."""
-    trainer = Trainer(name, spec, RANK_WIDTH)
+    trainer = Trainer(name, spec, RANK_WIDTH, seed)
     while trainer.seconds < seconds:
         time.sleep(STEP * (SLOWER if is_slow(name, trainer.seconds) else 1))
         trainer.step(trainer.seconds / seconds)
@@ -146,9 +180,9 @@ def is_slow(name: str, seconds: float) -> bool:
     return turn % hvd.size() == hvd.rank()
 
 
-def over_a_link(name: str, spec: str, steps: int) -> Run:
+def over_a_link(name: str, spec: str, steps: int, seed: int) -> Run:
     """All ranks take so many steps, as fast as they can; the learning rate falls to 0."""
-    trainer = Trainer(name, spec, LINK_WIDTH)
+    trainer = Trainer(name, spec, LINK_WIDTH, seed)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, steps)
     for step in range(steps):
         trainer.step(step / steps)

@@ -166,8 +166,8 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
             "--data=/no/such/folder is for learning alone, and names a folder",
         ),
         (["learning", "--plot", "x.png"], "--plot draws how strategies learn in time"),
-        (["learning", "--seeds", "0"], "--seeds=0 is for learning alone, and at least 1"),
-        (["strategies", "--seeds", "5"], "--seeds=5 is for learning alone"),
+        (["learning", "--seeds", "0"], "--seeds=0 is for strategies and learning, and at least 1"),
+        (["step", "--seeds", "5"], "--seeds=5 is for strategies and learning"),
         (["gpu"], "gpu: this process sees no CUDA GPU"),
         (
             ["start", "--framework", "jax"],
@@ -327,6 +327,23 @@ def test_strategies_are_compared_with_all_reduce(tmp_path: Path) -> None:
     plot = pytest.importorskip("benchmarks.plot", reason="matplotlib is not installed")
     plot.draw(tmp_path / "runs.png", runs, 4)
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_of_a_strategy_become_their_median() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from benchmarks.strategies import median
+
+    seeds = [
+        run("slow", "ps", 100.0, [10.0, 50.0, 96.0], dropped=0.1),
+        run("slow", "ps", 300.0, [20.0, 40.0, 90.0], dropped=0.4),
+        run("slow", "ps", 200.0, [0.0, 60.0, 98.0], dropped=0.3),
+    ]
+    found = median(seeds)
+    assert (found.rate, found.dropped) == (200.0, 0.3)
+    assert list(found.curve) == [(0.0, 10.0), (1.0, 50.0), (2.0, 96.0)]
+    assert list(found.curves) == [each.curve for each in seeds]
+    assert from_record(found.record()) == found
+    assert median(seeds[:1]) == seeds[0]
 
 
 def test_final_losses_are_compared_with_all_reduce() -> None:
