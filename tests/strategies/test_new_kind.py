@@ -140,5 +140,5 @@ refusing = [each.name for each in strategies if each.reference.objection(each, c
 print(*refusing, "farandole.core.engine" in sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    refusing = "local_sgd easgd gossip gossip_async ps ps_async ssp"
+    refusing = "local_sgd bmuf diloco easgd gossip gossip_async ps ps_async ssp"
     assert found.stdout == f"{refusing} False\n", found.stderr

@@ -9,6 +9,8 @@ from __future__ import annotations
 from farandole.base.contracts import Codec, Encoding, PushCodec, Strategy, Voting
 from farandole.job.plugins import registry
 
+_REACH = 0.1  # the longest step of a weight whose direction alone is known
+
 
 class NoReference:
     """Ranks share no values: weights travel whole, without a codec."""
@@ -34,20 +36,32 @@ class NoReference:
 
 
 class MeanReference(NoReference):
-    """The base of kinds whose ranks average their weights. ``outer``: an outer optimizer steps
-    along the mean and determines the step size.
+    """The base of kinds whose ranks average their weights.
+
+    ``outer``: an outer optimizer steps along the mean and determines the step size. ``reach``: the
+    distance that it moves a weight in each exchange if all means are 1.
     """
 
     same_slots = True
     takes_codec = True
 
-    def __init__(self, *, outer: bool = False) -> None:
+    def __init__(self, *, outer: bool = False, reach: float = 0.0) -> None:
         self.outer = outer
+        self.reach = reach
 
     def objection(self, strategy: Strategy, codec: Codec) -> str:
         """See ``contracts.SharedReference``."""
-        if self.outer or not (isinstance(codec, Voting) and codec.votes):
+        if not (isinstance(codec, Voting) and codec.votes):
             return ""
+        if self.outer and self.reach <= _REACH:
+            return ""
+        if self.outer:
+            return (
+                f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights"
+                f" would move by up to {self.reach:g} in each exchange (lr / (1 - momentum)), where"
+                f" {_REACH:g} is the most: give lr=0.002, as for Adam, or take int8, onebit, topk"
+                " or another codec that sends sizes"
+            )
         return (
             f"sends only -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights"
             " would move by that much in each exchange. Remove one of them, or use int8, onebit,"

@@ -4,6 +4,7 @@ thread.
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -170,6 +171,24 @@ def test_a_synchronous_step_is_the_mean_of_pushes_and_statistics() -> None:
     centre.push(0, 2, 1, [np.array([1.0]), np.array([6.0])])
     centre.leave(1, for_good=True)
     assert [value.tolist() for value in centre.values] == [[3.0], [6.0]]
+
+
+@pytest.mark.parametrize("backup", [0, 1])
+def test_pushes_of_a_step_are_added_in_rank_order(backup: int) -> None:
+    values = [1e16, 1.0, -1e16]  # any other order gives another sum
+    for order in itertools.permutations(range(3)):
+        centre = Centre(Clocks(range(4), Rule(sync=True, backup=backup)), [np.zeros(1)])
+        for rank in order:
+            assert centre.values[0] == 0
+            centre.push(rank, 1, 0, [np.array([values[rank]])])
+        if not backup:
+            centre.push(3, 1, 0, [np.zeros(1)])
+        assert centre.values[0] == (values[0] + values[1] + values[2]) / (4 - backup)
+        centre.push(0, 2, 1, [np.ones(1)])
+        centre.push(3, 1 if backup else 2, 1, [np.ones(1)])
+        centre.leave(1, for_good=True)
+        centre.leave(2, for_good=True)
+        assert centre.values[0] == 1, "the next step begins with no sum"
 
 
 def _stepped(optimizer: str, value: Any, gradient: Any, kept: dict[str, Any], step: int) -> Any:

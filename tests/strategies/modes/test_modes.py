@@ -316,8 +316,12 @@ def test_codecs_and_strategies_that_do_not_go_together() -> None:
                 match=mentioning(f"codec='{codec}'", "-1, 0", f"strategy='{strategy}", "int8"),
             ):
                 gradient_options(strategy=strategy, codec=codec)
-    # the outer rate does
+    # the outer rate does, if it is small
+    for strategy, reach in (("bmuf:4", "2"), ("diloco:4", "7"), ("diloco:4,lr=0.05", "0.5")):
+        with pytest.raises(ValueError, match=mentioning("codec='sign'", reach, "lr=0.002")):
+            gradient_options(strategy=strategy, codec="sign")
     assert gradient_options(strategy="bmuf:4,lr=0.01", codec="sign").codec == "sign"
+    assert gradient_options(strategy="diloco:4,lr=0.002", codec="sign:0.9").codec == "sign:0.9"
     for strategy in ("diloco:8", "easgd:4", "ps_async", "gossip"):
         assert gradient_options(strategy=strategy, codec="int8").codec == "int8"
     for wrong, text in (

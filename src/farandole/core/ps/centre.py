@@ -22,6 +22,9 @@ class Centre:
 
     ``clocks``: the decisions about pushes; ``values``: flat arrays, which the centre keeps. The
     last ``statistics`` of them are untrained: ranks push their values, not their changes.
+
+    The pushes of a synchronous step are added up in the order of ranks, whatever the order of their
+    arrival, so that two equal runs end with the same bits.
     """
 
     def __init__(self, clocks: Clocks, values: Sequence[Array], statistics: int = 0) -> None:
@@ -31,6 +34,9 @@ class Centre:
         rule = clocks.rule
         self._trained = len(self.values) - statistics
         self._sums = [np.zeros_like(value) for value in self.values] if rule.sync else []
+        # collected pushes that are not in the sums yet, because a lower rank is awaited
+        self._held: dict[int, Sequence[Array]] = {}
+        self._summed: set[int] = set()  # ranks whose pushes are in the sums
         kept = {"momentum": 1, "adagrad": 1, "adam": 2}.get(rule.optimizer, 0)
         self._kept = [
             [np.zeros_like(value) for value in self.values[: self._trained]] for _ in range(kept)
@@ -41,7 +47,8 @@ class Centre:
         """Handle a push, and return its decision, see ``Clocks.push``.
 
         ``changes``: the changes of the weights since the pull of version ``pulled``, then the
-        statistics. The arrays may be overwritten.
+        statistics. The centre may overwrite the arrays; the caller may not before the rank gets
+        its answer.
         """
         decision = self.clocks.push(rank, number, pulled)
         if decision.fate is Fate.APPLY:
@@ -51,8 +58,8 @@ class Centre:
                 1.0 / len(self.clocks.ranks),
             )
         elif decision.fate is Fate.COLLECT:
-            for total, change in zip(self._sums, changes, strict=True):
-                total += change
+            self._held[rank] = changes
+            self._add_in_order()
             self._finish(decision.complete)
         return decision
 
@@ -80,8 +87,23 @@ class Centre:
         # also if its number repeats the number of an interrupted push
         self.leave(rank, for_good=False)
 
+    def _add_in_order(self) -> None:
+        """Add the held pushes of the lowest ranks, up to the first rank that is awaited."""
+        for rank in sorted({*self.clocks.here(), *self._held} - self._summed):
+            if rank not in self._held:
+                return
+            self._add(rank)
+
+    def _add(self, rank: int) -> None:
+        for total, change in zip(self._sums, self._held.pop(rank), strict=True):
+            total += change
+        self._summed.add(rank)
+
     def _finish(self, count: int) -> None:
         if count:
+            for rank in sorted(self._held):
+                self._add(rank)
+            self._summed.clear()
             self._apply(self._sums, 1.0 / count, 1.0 / count, mean=True)
             for total in self._sums:
                 total[:] = 0

@@ -51,7 +51,6 @@ class LocalSGD:
         if outer not in (None, MOMENTUM, NESTEROV):
             refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
         self.outer = outer
-        self.reference = LastWeightsReference(outer=outer is not None)
         self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number more than 0")
         self.momentum = real(
             self.name,
@@ -59,6 +58,9 @@ class LocalSGD:
             momentum,
             lambda value: 0 <= value < 1,
             "at least 0 and less than 1",
+        )
+        self.reference = LastWeightsReference(
+            outer=outer is not None, reach=self.lr / (1 - self.momentum)
         )
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH
