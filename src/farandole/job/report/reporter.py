@@ -19,7 +19,9 @@ from farandole.job.report import keys
 from farandole.job.report.outcome import Outcome
 
 
-class _Store(Protocol):
+class ReportStore(Protocol):
+    """The part of a store's client that reports use."""
+
     def set(self, key: str, value: bytes) -> None: ...
 
 
@@ -27,7 +29,7 @@ class _Reporter:
     """Reports once; a process forked from this one (a data loader's worker) reports nothing."""
 
     def __init__(self) -> None:
-        self.client: _Store | None = None
+        self.client: ReportStore | None = None
         self.rank = 0
         self.pid = 0
         self.done = False
@@ -67,7 +69,7 @@ class _Reporter:
 _reporter = _Reporter()
 
 
-def install(client: _Store, rank: int) -> None:
+def install(client: ReportStore, rank: int) -> None:
     """Report this process's end to the driver: an uncaught exception at once, anything else at
     exit.
     """

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.report import keys
 
+if TYPE_CHECKING:
+    from farandole.job.report.reporter import ReportStore
+
 # Frameworks without a hook, by module. Keras comes first, because it loads one of the others.
 FRAMEWORKS = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
 
 _has_stepped = False  # with PyTorch
-
-
-class _Store(Protocol):
-    def set(self, key: str, value: bytes) -> None: ...
 
 
 def after_step() -> None:
@@ -51,7 +50,7 @@ def after_step() -> None:
         pass  # the driver would only repeat the message at the end
 
 
-def after_function(client: _Store) -> None:
+def after_function(client: ReportStore) -> None:
     """Report to the driver which framework the function has loaded without ``init()``."""
     found = next((title for name, title in FRAMEWORKS.items() if name in sys.modules), "")
     if found and not _has_stepped and not has_joined() and not _is_distributed():
