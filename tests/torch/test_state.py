@@ -51,6 +51,40 @@ def test_ranks_with_other_names_do_not_wait_for_each_other() -> None:
         assert mentions(text, "'a'", "rank 0", "'b'", "rank 1")
 
 
+def test_extra_state_of_modules_that_differs_is_found() -> None:
+    def check(rank: int) -> list[tuple[str, str]]:
+        import farandole.torch as hvd
+        from farandole.checks import findings
+
+        class Scaler:
+            def __init__(self, *data: float) -> None:
+                self.mean, self.seen = sum(data) / len(data), {str(one) for one in data}
+
+        class Scaled(torch.nn.Linear):
+            scaler: Any
+
+            def get_extra_state(self) -> Any:
+                return self.scaler
+
+            def set_extra_state(self, state: Any) -> None:
+                self.scaler = state
+
+        model = torch.nn.ModuleDict({"a": Scaled(2, 1), "b": Scaled(2, 1)})
+        model["a"].scaler = Scaler(3.0 + rank, 5.0)
+        model["b"].scaler = Scaler(*[1.0, 2.0][:: -1 if rank else 1])  # equal on all ranks
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        found = [(one.code, one.text) for one in findings()]
+        model.load_state_dict(hvd.broadcast_object(model.state_dict(), root_rank=0))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        assert len(findings()) == len(found)
+        assert model["a"].scaler.mean == 4.0
+        return found
+
+    for found in job(2, check, check="warn"):
+        assert [code for code, _ in found] == ["FAR026"], found
+        assert mentions(found[0][1], "'a'", "rank 1", "rank 0")
+
+
 def test_pairs_may_come_in_another_order_on_each_rank() -> None:
     def check(rank: int) -> list[Any]:
         import farandole.torch as hvd

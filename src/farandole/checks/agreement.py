@@ -19,6 +19,14 @@ from farandole.checks.call_order import CallReport, swapped_calls
 from farandole.checks.call_sites import CallRecorder
 from farandole.checks.exchange import all_equal, gathered, reduce
 from farandole.checks.finding import Finding
+from farandole.checks.held_state import (
+    HELD_CURE,
+    HeldState,
+    different_state,
+    digest_of_states,
+    held,
+    places_that_differ,
+)
 from farandole.checks.replicas import (
     Cures,
     History,
@@ -71,6 +79,7 @@ class Agreement:
         self._steps = 0  # the optimizer's steps when the ranks were last equal
         self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
         self._ordered = 0  # the last unnamed call at the previous comparison
+        self._held: list[HeldState] | None = None  # compared once
 
     def soon(self) -> bool:
         """Return whether a comparison follows the next exchange and needs this rank's gradients."""
@@ -105,9 +114,10 @@ class Agreement:
             # equal only if the other ranks have joined: one rank equals itself
             self._engine.rank,
             self._history.compared,  # smaller on a rank that had joined
+            self._digest_held(),
         ]
         equal = all_equal(self._engine, f"{self._label}.equal", values)
-        same_weights, same_settings, same, same_calls, alone, in_step = equal
+        same_weights, same_settings, same, same_calls, alone, in_step, same_held = equal
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
@@ -129,7 +139,27 @@ class Agreement:
                 found = same_gradients_of_some(
                     self._history, self._all_gradients(gradients or 0), self.replica.cures
                 )
+        if same_held is False:
+            found = [*found, *self._different_held()]
         report(self._engine, [*found, *self._order(same_calls)])
+
+    def _digest_held(self) -> int | None:
+        """Return a digest of the states that no variable holds, at the first comparison."""
+        if self._held is not None:
+            return None
+        self._held = held()
+        return digest_of_states(self._held)
+
+    def _different_held(self) -> list[Finding]:
+        mine = [state._asdict() for state in self._held or ()]
+        texts = gathered(self._engine, f"{self._label}.held", json.dumps(mine).encode())
+        there = [rank for rank, text in enumerate(texts) if text]
+        reports = [[HeldState(**fields) for fields in json.loads(texts[rank])] for rank in there]
+        found = [
+            different_state([states[place] for states in reports], 0, there, HELD_CURE)
+            for place in places_that_differ(reports)
+        ]
+        return [one for one in found if one is not None]
 
     def _all_gradients(self, gradients: int) -> list[int]:
         """Return every rank's digest of its gradients; 0 for joined ranks."""

@@ -162,6 +162,15 @@ NONFINITE_DATA = FindingKind(
     "Drop the rows, or fill in the values.",
 )
 
+HELD_STATE = FindingKind(
+    "FAR026",
+    "different state that is no variable: a vocabulary, bin edges, constants (Keras), "
+    "`get_extra_state` (PyTorch)",
+    "Each rank adapted a layer to its own part of the data, so the same input means something else"
+    " on each rank.",
+    "Adapt layers to the same data on all ranks, or to the whole data on rank 0 and broadcast.",
+)
+
 CATALOGUE: tuple[FindingKind, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, FindingKind)
 )

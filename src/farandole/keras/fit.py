@@ -1,7 +1,8 @@
 """The behaviour of ``model.fit`` in a job of several ranks.
 
-Keras has no hooks for this, so ``install`` wraps five methods of its classes. They are unchanged
-where one process trains alone or gradients stay on their rank. The wrapped methods are:
+Keras has no hooks for this, so ``install`` wraps five methods of its classes, and those that adapt
+layers (see ``adapted``). They are unchanged where one process trains alone or gradients stay on
+their rank. The wrapped methods are:
 
 - ``Model.fit``: gives each rank its part of the data if the optimizer has ``shard=True``, and puts
   two callbacks around the user's: the first pools metrics over all ranks for them, the last makes
@@ -28,6 +29,7 @@ from farandole.core.api.objects import allgather_object
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.keras import metrics
+from farandole.keras.adapted import watch
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     MetricAverageCallback,
@@ -59,6 +61,7 @@ def install() -> None:
     """Wrap Keras's methods, once per process."""
     if getattr(keras.Model.fit, "_farandole", False):
         return
+    watch(keras.layers)
     scaling = keras.optimizers.LossScaleOptimizer
     # Keras checks which class overrides it
     trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))

@@ -14,7 +14,8 @@ from farandole.core.api.objects import allgather_object
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.job.context import ProcessSet
-from farandole.keras.constants import renew_in
+from farandole.keras.constants import make_functions, renew_in
+from farandole.keras.layer_state import share
 from farandole.keras.optimizer import gradients_of, innermost, optimizers_of, reducers_of
 from farandole.keras.reducer import KerasReducer, counter, digest_of, name_of
 
@@ -99,6 +100,9 @@ def broadcast_built(
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
+    local_layers = [layer for _, reducer in reducers_of(model) for layer in reducer.local_layers]
+    if share(model._flatten_layers(include_self=False), root_rank, process_set, local_layers):
+        make_functions(model)
     build_alike(
         model, [each for each in optimizers_of(model) if each is not optimizer], process_set
     )

@@ -38,10 +38,34 @@ def broadcast_variables(
     does so.
     """
     variables = [variable for variable in tf.nest.flatten(list(variables)) if variable is not None]
+    tables = [variable for variable in variables if _is_table(variable)]
+    if tables:
+        variables = [variable for variable in variables if not _is_table(variable)]
+        _share_tables(tables, root_rank, process_set)
     if tf.executing_eagerly():
         _assign(variables, root_rank, process_set)
         return None
     return tf.group(*_assign(variables, root_rank, process_set))
+
+
+def _is_table(variable: Any) -> bool:
+    """Return whether Keras 2 lists a lookup table, such as a vocabulary, among the variables."""
+    return hasattr(variable, "get_tensors") and hasattr(variable, "set_weights")
+
+
+def _share_tables(tables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
+    """Give all ranks ``root_rank``'s tables, whose lengths may differ between ranks.
+
+    Tables of a TensorFlow 1 graph stay as they are, because only its session can read them.
+    """
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return
+    with tf.init_scope():
+        mine = [[tensor.numpy() for tensor in table.get_tensors()] for table in tables]
+        roots = objects.broadcast_object(mine, root_rank, process_set=process_set)
+        for table, old, new in zip(tables, mine, roots, strict=True):
+            if not all(map(np.array_equal, old, new)):
+                table.set_weights(new)
 
 
 @documented(

@@ -25,6 +25,8 @@ from farandole.torch.weights import living
 # model.state_dict(), model.named_parameters(), ...; values that are no tensors are skipped
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
+EXTRA_STATE = "_extra_state"  # the end of the names of entries that are no tensors, perhaps
+
 
 @documented(
     "init",
@@ -57,17 +59,24 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
             " for any other object"
         )
     for name, value in named:  # modules may keep any object as extra state
-        if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith("_extra_state"):
+        if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith(EXTRA_STATE):
             raise ValueError(
                 f"invalid params: {name!r} is a {type(value).__name__}, not a tensor. Pass each"
                 " state_dict in a call of its own: broadcast_parameters(checkpoint['model'],"
                 " root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    extra = [(name, value) for name, value in named if str(name).endswith(EXTRA_STATE)]
+    known = {name for name, _ in tensors} | {name for name, _ in extra}
     # by name, in any order
-    check_same_variables(sorted((str(name),) for name, _ in tensors), process_set=process_set)
+    check_same_variables(sorted((str(name),) for name in known), process_set=process_set)
+    several = context.engine(process_set).size > 1
+    if extra and several and context.settings().check != "off":
+        from farandole.torch.extra_state import compare
+
+        compare(extra, root_rank, process_set)
     _broadcast(tensors, root_rank, process_set)
-    if context.engine(process_set).size > 1:
+    if several:
         context.add_parameters_broadcast(
             sum(tensor.numel() for _, tensor in tensors), none_stepped()
         )

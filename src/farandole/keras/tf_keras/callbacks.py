@@ -11,18 +11,33 @@ import tf_keras
 
 from farandole.base.digests import combined
 from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
+from farandole.core.api.ops import WORLD
 from farandole.job import context
+from farandole.keras.adapted import watch
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
-from farandole.keras.constants import renew_in
+from farandole.keras.constants import make_functions, renew_in
 from farandole.keras.exchange import KerasExchange
+from farandole.keras.layer_state import share
 from farandole.keras.tf_keras import backup
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, optimizers_of
-from farandole.keras.tf_keras.slots import make_slots, make_slots_alike, slots_of, state_variables
+from farandole.keras.tf_keras.optimizer import (
+    average_weights,
+    exchange_of,
+    local_layers_of,
+    local_of,
+    optimizers_of,
+)
+from farandole.keras.tf_keras.slots import (
+    make_slots,
+    make_slots_alike,
+    slots_of,
+    state_variables,
+    variables_of,
+)
 from farandole.keras.tf_keras.values import allreduce, evaluated
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.checks import digests_of, readable
@@ -107,6 +122,10 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
 
     def _broadcast(self) -> None:
         optimizers = optimizers_of(self.model)
+        if readable() and context.size() > 1:
+            layers = [layer for each in optimizers for layer in local_layers_of(each)]
+            if share(self.model._flatten_layers(include_self=False), self.root_rank, WORLD, layers):
+                make_functions(self.model)
         make_slots_alike(
             self.model, [each for each in optimizers if each is not self.model.optimizer]
         )
@@ -122,7 +141,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         # these count this rank's samples
         counted = [variable for metric in metrics for variable in metric.variables]
         kept = {variable.ref() for variable in [*local, *slots, *counted]}
-        variables = [*self.model.variables, *itertools.chain(*states)]
+        variables = [*variables_of(self.model), *itertools.chain(*states)]
         variables = [variable for variable in variables if variable.ref() not in kept]
         known = context.parameters_broadcast()
         evaluated(broadcast_variables(variables, self.root_rank))
@@ -184,3 +203,6 @@ class LearningRateWarmupCallback(WarmUp, LearningRateScheduleCallback):
 
 class BestModelCheckpoint(Best, tf_keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     __doc__ = Best.__doc__
+
+
+watch(tf_keras.layers)

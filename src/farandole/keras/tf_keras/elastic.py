@@ -10,9 +10,12 @@ import tf_keras
 
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import broadcast_object
+from farandole.core.api.ops import WORLD
 from farandole.core.api.state import ObjectState
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
+from farandole.keras.constants import make_functions
+from farandole.keras.layer_state import share
 from farandole.keras.tf_keras.optimizer import all_optimizers_of, plain_class, state_of
 from farandole.keras.tf_keras.slots import (
     innermost,
@@ -21,6 +24,7 @@ from farandole.keras.tf_keras.slots import (
     make_slots_alike,
     numbered_state,
     state_variables,
+    variables_of,
 )
 from farandole.tensorflow.broadcasting import broadcast_variables
 
@@ -59,7 +63,7 @@ class KerasState(ObjectState):
         copies = getattr(self, "_copies", ())
         saved = {variable.ref() for variable, _ in copies}
         for optimizer in self._optimizers():
-            for variable, value in _made_since(optimizer, self.model.variables, saved):
+            for variable, value in _made_since(optimizer, variables_of(self.model), saved):
                 variable.assign(value)
         for variable, value in copies:
             variable.assign(value)
@@ -69,6 +73,8 @@ class KerasState(ObjectState):
         make_slots_alike(
             self.model, [each for each in self._optimizers() if each is not self.optimizer]
         )
+        if context.size() > 1 and share(self.model._flatten_layers(include_self=False), 0, WORLD):
+            make_functions(self.model)
         broadcast_variables(self._variables(), 0)
         self._save_variables()
         super().sync()
@@ -89,7 +95,7 @@ class KerasState(ObjectState):
         states = [
             variable for optimizer in self._optimizers() for variable in state_variables(optimizer)
         ]
-        return [*self.model.variables, *states]
+        return [*variables_of(self.model), *states]
 
     def _accumulated(self) -> list[Any]:
         """Return the gradients that this rank has accumulated within ``backward_passes_per_step``

@@ -20,7 +20,7 @@ from farandole.keras.clipping import by_parts
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
 from farandole.keras.tf_keras.loss_scale import reduced_scaled, watch
-from farandole.keras.tf_keras.slots import innermost, make_slots
+from farandole.keras.tf_keras.slots import innermost, make_slots, variables_of
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.codecs import state_label
 from farandole.strategies.flat_layout import numbered
@@ -181,7 +181,16 @@ def local_of(optimizer: Any) -> list[Any]:
     state = state_of(optimizer)
     if state is None:
         return []
-    return [*state.local, *(variable for layer in state.local_layers for variable in layer.weights)]
+    return [
+        *state.local,
+        *(variable for layer in state.local_layers for variable in variables_of(layer)),
+    ]
+
+
+def local_layers_of(optimizer: Any) -> list[Any]:
+    """Return the layers that a distributed optimizer keeps local to each rank."""
+    state = state_of(optimizer)
+    return [] if state is None else state.local_layers
 
 
 def exchange_of(optimizer: Any) -> KerasExchange | None:
@@ -200,7 +209,12 @@ def average_weights(model: Any, kept: Collection[Any]) -> None:
         *kept,
         *(variable.ref() for optimizer in optimizers for variable in local_of(optimizer)),
     }
-    floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
+    trained = {variable.ref() for variable in model.trainable_variables}
+    floats = [
+        variable
+        for variable in variables_of(model)
+        if variable.ref() not in trained and variable.dtype.is_floating
+    ]
     statistics = [variable for variable in floats if variable.ref() not in local]
     for optimizer in optimizers:
         state = state_of(optimizer)

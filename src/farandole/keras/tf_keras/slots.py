@@ -12,6 +12,13 @@ from farandole.core.api.objects import allgather_object
 from farandole.tensorflow.checks import readable
 
 
+def variables_of(model: Any) -> list[Any]:
+    """Return the variables of a model or layer, without the lookup tables that Keras lists among
+    them.
+    """
+    return [variable for variable in model.variables if hasattr(variable, "ref")]
+
+
 def state_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer and its hyperparameters, which Keras 2 does not list
     among them.
@@ -51,7 +58,7 @@ def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
     """
     if not held or not readable():
         return
-    variables = model.variables
+    variables = variables_of(model)
     places = {variable._unique_id: place for place, variable in enumerate(variables)}
     mine = [[places.get(key) for key in keys_of(each)] for each in held]
     for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
