@@ -27,14 +27,14 @@ LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies hav
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="farandole bench",
-        description="Measure Farandole beside what else is installed, in turns within one run.",
+        description="Measure Farandole and other installed libraries, in turns within one run.",
         epilog="example: farandole bench allreduce -np 2 --quick",
     )
     found.add_argument(
         "what",
         nargs="*",
         metavar="allreduce|step|start|observers|c10d|gpu|data|inference|tuning|strategies|learning",
-        help="what to measure (default: the first three)",
+        help="benchmarks to run (default: the first three)",
     )
     found.add_argument(
         "-np",
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--np",
         dest="size",
         type=int,
-        help="ranks (default: 2; of strategies and learning: 4; with --hosts: one on each)",
+        help="ranks (default: 2; strategies and learning: 4; with --hosts: one on each)",
     )
     found.add_argument(
         "--hosts",
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         metavar="N",
         help=(
-            "put the ranks on N hosts, network namespaces (needs root); for allreduce and"
+            "place the ranks on N hosts, network namespaces (needs root); for allreduce and"
             " strategies"
         ),
     )
@@ -58,24 +58,24 @@ def parser() -> argparse.ArgumentParser:
         "--rate",
         default="",
         help=(
-            "speed of each host's link, as tc writes it (1gbit; default: no limit; of strategies:"
+            "speed of each host's link, in tc's notation (1gbit; default: no limit; strategies:"
             " 100mbit)"
         ),
     )
     found.add_argument(
-        "--tls", action="store_true", help="encrypt what goes between the hosts; for --hosts alone"
+        "--tls", action="store_true", help="encrypt traffic between hosts; with --hosts only"
     )
     found.add_argument(
         "--framework",
         choices=FRAMEWORKS,
         default="torch",
-        help="whose training step (default: torch); for step alone",
+        help="framework of the training step (default: torch); step only",
     )
     found.add_argument(
         "--launcher",
         choices=("local", "spark", "ssh"),
         default="local",
-        help="how jobs start (default: local); start alone",
+        help="launcher of the jobs (default: local); start only",
     )
     found.add_argument(
         "--only",
@@ -83,31 +83,34 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="SPEC",
         help=(
-            "of strategies and learning: this strategy, codec, or both as local_sgd:8+int8 (may be"
-            " repeated)"
+            "strategies and learning: only this strategy, codec, or both, as local_sgd:8+int8;"
+            " repeatable"
         ),
     )
     found.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="of learning: the folder of MNIST's images for tests (default: digits)",
+        help="learning: folder of MNIST's test images (default: digits)",
     )
     found.add_argument(
         "--seeds",
         type=int,
         default=3,
         metavar="N",
-        help="of strategies and learning: train with so many seeds (default: 3)",
+        help="strategies and learning: number of seeds to train with (default: 3)",
     )
     found.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write every sample and facts about the machine to this file",
     )
     found.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)"
+        "--plot", type=Path, metavar="FILE.png", help="draw a chart (needs matplotlib)"
     )
     found.add_argument(
-        "--quick", action="store_true", help="few repetitions and small sizes: to try it out"
+        "--quick", action="store_true", help="few repetitions and small sizes, for a trial run"
     )
     return found
 
@@ -129,22 +132,19 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     known = (*ALL, *MORE)
     unknown = [benchmark for benchmark in chosen.what if benchmark not in known]
     if unknown:
-        found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(known)}")
+        found.error(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(known)}")
     alone = [benchmark for benchmark in chosen.what if benchmark in ALONE]
     if alone and chosen.what != alone[:1]:
-        found.error(f"{alone[0]} is measured by itself: farandole bench {alone[0]}")
+        found.error(f"{alone[0]} must be measured alone: farandole bench {alone[0]}")
     if chosen.size is None:
         chosen.size = 4 if alone and chosen.hosts == 1 else max(2, chosen.hosts)
     if chosen.size < 2:
-        found.error(
-            f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank"
-        )
+        found.error(f"--np={chosen.size} must be at least 2")
     for flag in ("json", "plot"):
         path: Path | None = getattr(chosen, flag)
         if path is not None and not _writable(path):
             found.error(
-                f"--{flag}={path} cannot be written: name a file in a folder that exists and is"
-                " yours"
+                f"--{flag}={path} cannot be written: name a file in an existing, writable folder"
             )
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")
@@ -158,11 +158,11 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     ]
     if odd:
         found.error(
-            f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch"
+            f"--framework={chosen.framework} applies to step; {odd[0]} is measured with torch"
         )
     if chosen.launcher != "local" and chosen.what != ["start"]:
         found.error(
-            f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher"
+            f"--launcher={chosen.launcher} applies to start: farandole bench start --launcher"
             f" {chosen.launcher}"
         )
     if "gpu" in chosen.what and not visible_gpus(os.environ):
@@ -200,13 +200,13 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
         return
     if chosen.hosts < 2:
         found.error(
-            f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls are about links between"
+            f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls apply to links between"
             " hosts)"
         )
     if chosen.size < chosen.hosts:
         found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
     if chosen.what not in (["allreduce"], ["strategies"]) or chosen.framework != "torch":
-        found.error("--hosts is about the wire: farandole bench allreduce --hosts 2")
+        found.error("--hosts applies to transports: farandole bench allreduce --hosts 2")
     why = hosts.obstacle()
     if why:
         found.error(f"--hosts={chosen.hosts}: {why}")
@@ -216,21 +216,21 @@ def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
     alone = chosen.what[0] in ALONE
     if chosen.only and not alone:
         found.error(
-            "--only is about strategies and codecs: farandole bench strategies --only ps_async"
+            "--only applies to strategies and learning: farandole bench strategies --only ps_async"
         )
     if chosen.data is not None and (
         chosen.what != ["learning"] or not (chosen.data / MNIST).is_file()
     ):
         found.error(
-            f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's"
-            f" {MNIST}"
+            f"--data={chosen.data} applies to learning, and must be a folder that contains"
+            f" MNIST's {MNIST}"
         )
     if chosen.seeds < 1 or (chosen.seeds != 3 and not alone):
-        found.error(f"--seeds={chosen.seeds} is for {' and '.join(ALONE)}, and at least 1")
-    if chosen.plot is not None and chosen.what == ["learning"]:
         found.error(
-            "--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png"
+            f"--seeds={chosen.seeds} applies to {' and '.join(ALONE)}, and must be at least 1"
         )
+    if chosen.plot is not None and chosen.what == ["learning"]:
+        found.error("--plot needs strategies: farandole bench strategies --plot FILE.png")
     if chosen.only:
         from benchmarks.samples import parts
         from farandole.errors import SettingsError
@@ -269,7 +269,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
     ]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
-            say("mpi4py or mpirun is not installed: no MPI takes part (pip install '.[bench]')")
+            say("mpi4py or mpirun is not installed: MPI is left out (pip install '.[bench]')")
         yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
     if "data" in chosen.what:
         from benchmarks import data
@@ -298,7 +298,7 @@ def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
     if chosen.what == ["learning"]:
         return
     if chosen.hosts == 1 and (why := hosts.obstacle()):
-        say(f"no slow link takes part: {why}")
+        say(f"slow links are left out: {why}")
         return
     number, size = (LINK[0], LINK[0]) if chosen.hosts == 1 else (chosen.hosts, chosen.size)
     rate = chosen.rate or LINK[1]
@@ -331,8 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     load, count = os.getloadavg()[0], os.cpu_count() or 1
     if load > count / 2:
         say(
-            f"other programs are at work here (load {load:.1f} on {count} cores): the numbers will"
-            " suffer"
+            f"other programs are running (load {load:.1f} on {count} cores), which distorts the"
+            " results"
         )
     try:
         before = cores.between()

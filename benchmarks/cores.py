@@ -66,10 +66,7 @@ def told(before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return ""
     speeds = f"{before / 1e9:.0f} GB/s before, {after / 1e9:.0f} GB/s after"
-    line = f"a core reads what its neighbour has written at {speeds}"
+    line = f"a core reads data of its neighbour at {speeds}"
     if max(before, after) > MOVED * min(before, after):
-        line += (
-            ": the machine's cores moved meanwhile, and the numbers are of both states. Run it"
-            " again"
-        )
+        line += ": the speed changed during the run, so the results are mixed. Run it again"
     return line

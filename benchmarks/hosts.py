@@ -25,9 +25,7 @@ def obstacle(ssh: bool = False) -> str:
     try:
         from tests.kits import hosts
     except ImportError as error:
-        return (
-            f"the test kit, which makes them, cannot be imported ({error}): pip install -e '.[dev]'"
-        )
+        return f"the test kit for hosts cannot be imported ({error}): pip install -e '.[dev]'"
     return hosts.obstacle(ssh=ssh)
 
 

@@ -78,7 +78,7 @@ def rounds_table(found: Mapping[str, Any]) -> str:
 
 
 def store_table(found: Mapping[str, Any]) -> str:
-    rows = ["| clients | connected after | each told and read all after |", "|---|---|---|"]
+    rows = ["| clients | connected after | all values exchanged after |", "|---|---|---|"]
     rows += [
         f"| {point['ranks']:,} | {_time(point['connect'])} | {_time(point['exchange'])} |"
         for point in found["meetings"]
@@ -110,7 +110,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
         "`m`, a message of a round, at one end": _time(at.message),
         "`r`, of a round, for each rank of the job": _time(at.rank),
         "`c`, a client that connects to the store": _time(at.meet),
-        "`e`, what one rank tells in an exchange": _time(at.exchange),
+        "`e`, one rank's value in an exchange": _time(at.exchange),
         "`v`, a value that one rank reads in it": _time(at.value),
         "`d`, a connection between ranks, both ends": _time(at.connection),
         "`s`, a step of a ring": _time(at.step),

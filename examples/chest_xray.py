@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data-folder", type=Path, help="a folder with train/ and val/ or test/")
     parser.add_argument(
-        "--images", type=int, default=1200, help="how many to draw, without --data-folder"
+        "--images", type=int, default=1200, help="number of images to draw, without --data-folder"
     )
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=12)
@@ -35,10 +35,10 @@ def parse_arguments() -> argparse.Namespace:
         "--decay",
         type=float,
         default=0.95,
-        help="what the learning rate is multiplied with per epoch",
+        help="factor of the learning rate per epoch",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the first weights, flips and dropout"
+        "--seed", type=int, default=0, help="seed of the initial weights, flips and dropout"
     )
     parser.add_argument(
         "--patience", type=int, default=4, help="epochs without a better AUC before training stops"
@@ -101,7 +101,7 @@ def load(arguments: argparse.Namespace) -> list[tuple[np.ndarray, np.ndarray]]:
         return [draw_chests(arguments.images, size, 0), draw_chests(arguments.images // 4, size, 1)]
     validation = next((folder / each for each in ("val", "test") if (folder / each).is_dir()), None)
     if validation is None or not (folder / "train").is_dir():
-        raise SystemExit(f"{folder} needs folders train/ and val/ (or test/)")
+        raise SystemExit(f"{folder} must contain train/ and val/ (or test/)")
     return [read_folder(folder / "train", size), read_folder(validation, size)]
 
 

@@ -19,9 +19,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--passes", type=int, default=2, help="steps whose gradients are exchanged as one"
-    )
+    parser.add_argument("--passes", type=int, default=2, help="steps per exchange of gradients")
     arguments = parser.parse_args()
 
     hvd.init()

@@ -24,7 +24,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
     )
-    parser.add_argument("--images", type=int, default=4000, help="how many to draw, without --data")
+    parser.add_argument(
+        "--images", type=int, default=4000, help="number of images to draw, without --data"
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")

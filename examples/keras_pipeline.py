@@ -24,10 +24,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stages", type=int, default=2, help="of one pipeline")
+    parser.add_argument("--stages", type=int, default=2, help="stages per pipeline")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--save", metavar="FILE", help="where to keep the plain model (.keras)")
+    parser.add_argument("--save", metavar="FILE", help="file for the plain model (.keras)")
     arguments = parser.parse_args()
 
     hvd.init()

@@ -46,7 +46,7 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     shape = np.frombuffer(content, ">i4", content[3] if len(content) > 3 else 0, 4)
     if content[:3] != b"\0\0\x08" or len(content) != 4 + 4 * len(shape) + shape.prod():
-        raise SystemExit(f"{path} is not a whole IDX file of bytes")
+        raise SystemExit(f"{path} is not a complete IDX file of bytes")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 

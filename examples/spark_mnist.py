@@ -29,7 +29,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--master", help="default: what spark-submit says, else all cores of this machine"
+        "--master", help="default: spark-submit's master, else all cores of this machine"
     )
     parser.add_argument(
         "--num-proc", type=int, metavar="N", help="default: spark.default.parallelism"

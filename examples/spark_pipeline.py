@@ -31,12 +31,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--framework", choices=["torch", "keras"], default="torch")
     parser.add_argument(
-        "--master", help="default: what spark-submit says, else all cores of this machine"
+        "--master", help="default: spark-submit's master, else all cores of this machine"
     )
     parser.add_argument("--num-proc", type=int, default=2, metavar="N")
     parser.add_argument("--data", metavar="DIR")
     parser.add_argument(
-        "--work", metavar="DIR", default="work", help="for data, checkpoints and predictions"
+        "--work", metavar="DIR", default="work", help="folder for data, checkpoints and predictions"
     )
     parser.add_argument("--epochs", type=int, default=8)
     return parser.parse_args()

@@ -42,11 +42,11 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--master", help="default: what spark-submit says, else all cores of this machine"
+        "--master", help="default: spark-submit's master, else all cores of this machine"
     )
     parser.add_argument("--num-proc", type=int, default=2, metavar="N")
     parser.add_argument(
-        "--work", metavar="DIR", default="work", help="for data, checkpoints and predictions"
+        "--work", metavar="DIR", default="work", help="folder for data, checkpoints and predictions"
     )
     parser.add_argument("--stores", type=int, default=25)
     parser.add_argument("--days", type=int, default=400)

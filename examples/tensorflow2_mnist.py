@@ -24,15 +24,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="with train-images-idx3-ubyte, ... (or .gz)"
     )
-    parser.add_argument("--images", type=int, default=4000, help="how many to draw, without --data")
+    parser.add_argument(
+        "--images", type=int, default=4000, help="number of images to draw, without --data"
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
     parser.add_argument(
-        "--seed", type=int, default=42, help="of the first weights and of the order of images"
+        "--seed", type=int, default=42, help="seed of the initial weights and the order of images"
     )
     parser.add_argument(
-        "--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch"
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="folder where rank 0 saves after every epoch",
     )
     return parser.parse_args()
 

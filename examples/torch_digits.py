@@ -29,7 +29,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="MNIST: the folder with the IDX files"
+        "--data", type=Path, metavar="DIR", help="folder with the IDX files of MNIST"
     )
     parser.add_argument("--epochs", type=int, help="default: 30 for the small digits, 6 for MNIST")
     parser.add_argument(
@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="save here after every epoch, resume from here",
+        help="save to this file after every epoch, and resume from it",
     )
     arguments = parser.parse_args()
     for name in ("epochs", "batch_size", "lr"):
@@ -95,7 +95,7 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
     header = 4 + 4 * content[3] if len(content) >= 4 and content[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(content[4:header], dtype=">u4").astype(int)
     if not header or len(content) != header + shape.prod():
-        raise SystemExit(f"{path} is not a whole IDX file of bytes; download it again")
+        raise SystemExit(f"{path} is not a complete IDX file of bytes; download it again")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
@@ -200,7 +200,7 @@ def resume(path: Path | None, model, optimizer) -> int:
         except Exception as error:
             reason = type(error).__name__
             raise SystemExit(
-                f"{path} is no checkpoint of this model ({reason}); delete it to begin afresh"
+                f"{path} is not a checkpoint of this model ({reason}); delete it to start over"
             ) from None
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)

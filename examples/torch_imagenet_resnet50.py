@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="save here after every epoch, resume from here",
+        help="save to this file after every epoch, and resume from it",
     )
     add("--epochs", type=int, default=90)
     add("--batch-size", type=int, default=32, help="images per process and backward pass")
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
         "--batches-per-step",
         type=int,
         default=1,
-        help="backward passes whose gradients are added up",
+        help="backward passes whose gradients are summed",
     )
     add("--base-lr", type=float, default=0.0125, help="learning rate for 32 images")
     add("--warmup-epochs", type=float, default=5)
@@ -51,12 +51,12 @@ def parse_arguments() -> argparse.Namespace:
         type=int,
         nargs=4,
         default=(3, 4, 6, 3),
-        help="another network: blocks per stage",
+        help="smaller network: blocks per stage",
     )
-    add("--width", type=int, default=64, help="another network: channels of the first stage")
+    add("--width", type=int, default=64, help="smaller network: channels of the first stage")
     add("--classes", type=int, default=1000)
     add("--fp16-allreduce", action="store_true")
-    add("--workers", type=int, default=0, help="processes that load images, per rank")
+    add("--workers", type=int, default=0, help="processes per rank that load images")
     arguments = parser.parse_args()
     if not (arguments.synthetic or (arguments.train_dir and arguments.val_dir)):
         parser.error("give --train-dir and --val-dir, or --synthetic IMAGES")

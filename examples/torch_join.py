@@ -20,7 +20,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--batches", type=int, default=5, help="of rank 0; every further rank has as many more"
+        "--batches",
+        type=int,
+        default=5,
+        help="batches of rank 0; each further rank has as many more",
     )
     arguments = parser.parse_args()
 

@@ -87,7 +87,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    parser.add_argument("--workers", type=int, default=2, help="of one pipeline")
+    parser.add_argument("--workers", type=int, default=2, help="workers per pipeline")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()

@@ -29,13 +29,13 @@ def parse_arguments() -> argparse.Namespace:
         type=int,
         nargs=4,
         default=(3, 4, 6, 3),
-        help="another network than ResNet-50: blocks per stage",
+        help="smaller network than ResNet-50: blocks per stage",
     )
     add(
         "--width",
         type=int,
         default=64,
-        help="another network than ResNet-50: channels of the first stage",
+        help="smaller network than ResNet-50: channels of the first stage",
     )
     add("--fp16-allreduce", action="store_true")
     add("--no-cuda", action="store_true")

@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2, help="that share each matrix")
+    parser.add_argument("--workers", type=int, default=2, help="workers that share each matrix")
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
 

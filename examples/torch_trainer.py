@@ -47,7 +47,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=8, help="of each process")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows per process")
     arguments = parser.parse_args()
 
     # the Trainer itself takes Gloo on CPUs, unless there is a group

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 _platform: str = _sys.platform  # a variable, since type checkers on other systems may read on
 if _platform != "linux":
     raise ImportError(
-        f"farandole runs on Linux, and this system is {_platform!r}: on Windows use WSL 2, on macOS"
-        " a Linux container",
+        f"farandole runs on Linux only, and this system is {_platform!r}: use WSL 2 on Windows, a"
+        " Linux container on macOS",
         name="farandole",
     )
 

@@ -38,8 +38,8 @@ SHUT_DOWN = (
 )
 
 WAITS_FOR_ITSELF = (
-    "the handler of a signal waits for a collective, while its thread is inside another one: have"
-    " the handler set a flag or raise, and make the call where the program goes on"
+    "the handler of a signal waits for a collective while its thread is inside another one: in"
+    " the handler, set a flag or raise, and make the call where the program continues"
 )
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor"
@@ -49,9 +49,8 @@ DUPLICATE_NAME = (
 
 NOT_INITIALIZED = "{product} has not been initialized; use hvd.init()."
 FORKED = (
-    "{product} has not been initialized in this process, which was forked off from a rank (a worker"
-    " of a DataLoader, say): rank() and size() are the rank's, but collectives are for the rank"
-    " itself to call."
+    "{product} has not been initialized in this process, a fork of a rank (such as a worker of a"
+    " DataLoader): rank() and size() work here, but call collectives in the rank itself."
 )
 
 
@@ -66,7 +65,7 @@ class PeerLostError(HorovodInternalError):
     its program ended, or called ``shutdown()``.
     """
 
-    SILENT = "does not answer: its host is gone, or the network between"
+    SILENT = "does not answer: the host or the network is down"
     BROKE = "was lost: its connection broke (did its process die?)"
 
     def __init__(self, message: str, rank: int = -1, *, left: bool = False) -> None:
@@ -282,8 +281,8 @@ class RendezvousError(ConnectionError):
         """
         return cls(
             f"{_ranks(ranks, host)} ended before init(): no process of"
-            f" {'them' if len(ranks) > 1 else 'it'} is left. Every rank must call init(). What"
-            " started the ranks (srun, mpirun) tells how they ended.",
+            f" {'them' if len(ranks) > 1 else 'it'} is left. Every rank must call init(). The"
+            " output of srun or mpirun shows how they ended.",
             () if host else ranks,
         )
 

@@ -275,17 +275,17 @@ class TestRun:
             ("-np 2 --verbose=1 true", "ignored explicit argument '1'"),
             (
                 "-np 2 --cycle-time-ms soon true",
-                "--cycle-time-ms='soon' cannot be read: it must be a number",
+                "--cycle-time-ms='soon' must be a number",
             ),
             (
                 "-np 2 --cache-capacity 1.5 true",
-                "--cache-capacity='1.5' cannot be read: it must be a whole number",
+                "--cache-capacity='1.5' must be a whole number",
             ),
-            ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
+            ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' must be"),
             ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be in [0.001, 1e+09]"),
             (
                 "-np 2 --transport carrier-pigeon true",
-                "--transport='carrier-pigeon' is not known; choose one of auto, shm, tcp",
+                "--transport='carrier-pigeon' is not a valid choice; choose one of auto, shm, tcp",
             ),
             (
                 "-np 2 --launcher lcal true",
@@ -508,11 +508,7 @@ def test_a_system_that_cannot_run_it_is_told_so_at_import(system: str) -> None:
     code = f"import sys; sys.platform = {system!r}; import farandole.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
-    assert (
-        done.stderr.splitlines()[-1]
-        == f"ImportError: farandole runs on Linux, and this system is {system!r}: on Windows use"
-        " WSL 2, on macOS a Linux container"
-    )
+    assert mentions(done.stderr.splitlines()[-1], "ImportError", "Linux", repr(system), "WSL 2")
 
 
 class TestRegistry:

@@ -93,8 +93,8 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ),
         (["--model", f"{tmp_path}/own.py:load", "--shape=--"], "argument --shape: "),
         (["--model", f"{tmp_path}/own.py:load", "--threads=--"], "argument --threads: "),
-        (["--model", ":"], "':' names no function: write FILE.py:FUNCTION"),
-        (["--model", "..own:load"], "'..own:load' names no function"),
+        (["--model", ":"], "':' does not"),
+        (["--model", "..own:load"], "'..own:load' does not"),
         (["--model", f"{tmp_path}/own.py:load", "-np", "0"], "-np 0 must be at least 1"),
     ):
         assert cli.main([*other, *wrong]) == 2

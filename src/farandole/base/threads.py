@@ -7,8 +7,8 @@ import threading
 from farandole.errors import SettingsError
 
 FULL = (
-    "this user has as many processes and threads as `ulimit -u` allows, or this container or batch"
-    " job as many as its control group does (pids.max); raise that, or start fewer ranks"
+    "the limit on processes and threads of this user (`ulimit -u`), or of this container or batch"
+    " job (pids.max), is reached; raise that limit, or start fewer ranks"
 )
 
 
@@ -23,8 +23,8 @@ def full() -> str:
     if space == resource.RLIM_INFINITY:
         return FULL
     return (
-        f"its stack finds no room in the {space >> 20} MiB that a process may map here (`ulimit"
-        f" -v`), or {FULL}"
+        f"its stack does not fit into the {space >> 20} MiB of address space that a process may"
+        f" map here (`ulimit -v`), or {FULL}"
     )
 
 

@@ -94,8 +94,7 @@ class ReduceOp(IntEnum):
         if isinstance(op, Integral) and not isinstance(op, bool) and op in tuple(cls):
             return cls(int(op))
         raise ValueError(
-            f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product, as hvd"
-            " has them (hvd.Sum)"
+            f"op={op!r} is not a reduction; use hvd.Average, Sum, Adasum, Min, Max or Product"
         )
 
 
@@ -190,8 +189,8 @@ class Request(NamedTuple):
 class Refusal(Enum):
     """The reason why ranks refuse a requested collective."""
 
-    MISMATCH = "they asked for different things under one name"
-    JOINED = "it needs data of all ranks, and one has joined"
+    MISMATCH = "their requests under one name differ"
+    JOINED = "it needs data from all ranks, and one has joined"
 
 
 class Response(NamedTuple):

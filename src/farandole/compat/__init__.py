@@ -26,7 +26,7 @@ _ENDED = (
 ELASTIC = "elastic jobs, whose ranks come and go"
 FIXED = (
     "leave it out and give the number of processes and their hosts; programs with hvd.elastic.run"
-    " run in a job of fixed size, too"
+    " also run in a job of fixed size"
 )
 
 
@@ -46,17 +46,17 @@ def check_alone(*names: str) -> None:
             continue
         raise ImportError(
             f"the distribution {name!r} {found.version} is installed in {found.locate_file('')},"
-            " and farandole-horovod offers the same package. Only one of the two can be there. To"
-            f" run on Farandole: pip uninstall -y {name} farandole-horovod, then pip install"
-            f" ./compat in a clone of Farandole. To stay with {name}: pip uninstall -y"
-            f" farandole-horovod && pip install --force-reinstall {name}",
+            " and farandole-horovod provides the same package. Keep only one. For Farandole: pip"
+            f" uninstall -y {name} farandole-horovod, then pip install ./compat in a clone of"
+            f" Farandole. For {name}: pip uninstall -y farandole-horovod && pip install"
+            f" --force-reinstall {name}",
             name=name,
         )
 
 
 def missing(name: str) -> NotImplementedError:
     """Return the error for a request of an elastic job."""
-    why = f"this version of Farandole does not have {ELASTIC}, yet: {FIXED}"
+    why = f"this version of Farandole does not support {ELASTIC}: {FIXED}"
     return NotImplementedError(f"{name} is not available: {why}")
 
 

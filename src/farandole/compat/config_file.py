@@ -63,7 +63,7 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
             )
         elif section != "controller" and not (section in _SECTIONS and value is None):
             unknown.append(str(section))
-    return [f"the configuration file's {name} is not known, and left out" for name in unknown]
+    return [f"ignoring the unknown option {name} in the configuration file" for name in unknown]
 
 
 def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> None:

@@ -11,10 +11,10 @@ from farandole.errors import SettingsError
 from farandole.job.launch.arguments import check_values
 
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
-_ONE_WAY = "there is one way to do it, and it is chosen automatically"
+_ONE_WAY = "Farandole has one implementation, and selects it automatically"
 _FIXED = "this is not an elastic job"
 _NO_MPI = (
-    "mpirun, which --mpi asks for, takes options by its own variables (PRTE_MCA_..., HYDRA_...)"
+    "mpirun, requested by --mpi, reads options from its own variables (PRTE_MCA_..., HYDRA_...)"
 )
 
 
@@ -53,7 +53,7 @@ TUNABLE = (
     Flag(
         ("--cycle-time-ms",),
         float,
-        "how long tensors are gathered before they are exchanged",
+        "time for which tensors are collected before they are exchanged",
         "HOROVOD_CYCLE_TIME",
         section="params",
         key="cycle_time_ms",
@@ -61,7 +61,7 @@ TUNABLE = (
     Flag(
         ("--cache-capacity",),
         int,
-        "entries of the response cache; 0: none",
+        "entries in the response cache; 0: none",
         "HOROVOD_CACHE_CAPACITY",
         section="params",
         key="cache_capacity",
@@ -69,7 +69,7 @@ TUNABLE = (
     Flag(
         ("--hierarchical-allreduce",),
         bool,
-        "reduce inside hosts first",
+        "reduce within each host first",
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         no="--no-hierarchical-allreduce",
         note=_ONE_WAY,
@@ -79,7 +79,7 @@ TUNABLE = (
     Flag(
         ("--hierarchical-allgather",),
         bool,
-        "gather inside hosts first",
+        "gather within each host first",
         "HOROVOD_HIERARCHICAL_ALLGATHER",
         no="--no-hierarchical-allgather",
         note=_ONE_WAY,
@@ -89,7 +89,7 @@ TUNABLE = (
     Flag(
         ("--torus-allreduce",),
         bool,
-        "allreduce in two dimensions",
+        "two-dimensional allreduce",
         "HOROVOD_TORUS_ALLREDUCE",
         no="--no-torus-allreduce",
         note=_ONE_WAY,
@@ -99,7 +99,7 @@ TUNABLE = (
     Flag(
         ("--autotune",),
         bool,
-        "try out sizes while training, keep the fastest",
+        "try sizes during training, and keep the fastest",
         "HOROVOD_AUTOTUNE",
         no="--no-autotune",
         section="autotune",
@@ -108,7 +108,7 @@ TUNABLE = (
     Flag(
         ("--autotune-log-file",),
         str,
-        "CSV file for what autotune tried",
+        "CSV file of the sizes that autotune tried",
         "HOROVOD_AUTOTUNE_LOG",
         section="autotune",
         key="log_file",
@@ -116,7 +116,7 @@ TUNABLE = (
     Flag(
         ("--autotune-warmup-samples",),
         int,
-        "samples thrown away first",
+        "samples to discard at first",
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         section="autotune",
         key="warmup_samples",
@@ -124,7 +124,7 @@ TUNABLE = (
     Flag(
         ("--autotune-steps-per-sample",),
         int,
-        "steps measured as one",
+        "steps per sample",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         section="autotune",
         key="steps_per_sample",
@@ -132,7 +132,7 @@ TUNABLE = (
     Flag(
         ("--autotune-bayes-opt-max-samples",),
         int,
-        "samples at most",
+        "most samples",
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         section="autotune",
         key="bayes_opt_max_samples",
@@ -140,7 +140,7 @@ TUNABLE = (
     Flag(
         ("--autotune-gaussian-process-noise",),
         float,
-        "how noisy samples are, from 0 to 1",
+        "noise of samples, from 0 to 1",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         note="autotune searches a grid of sizes, without a Gaussian process",
         section="autotune",
@@ -166,14 +166,14 @@ TUNABLE = (
     Flag(
         ("--no-stall-check",),
         bool,
-        "do not warn about ranks that stay away",
+        "do not warn about stalled ranks",
         "HOROVOD_STALL_CHECK_DISABLE",
         no="--stall-check",
     ),
     Flag(
         ("--stall-check-warning-time-seconds",),
         int,
-        "when to warn",
+        "time before a stall is reported",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         section="stall_check",
         key="warning_time_seconds",
@@ -181,7 +181,7 @@ TUNABLE = (
     Flag(
         ("--stall-check-shutdown-time-seconds",),
         int,
-        "when to end the job; 0: never",
+        "time before a stalled job is ended; 0: never",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         section="stall_check",
         key="shutdown_time_seconds",
@@ -189,7 +189,7 @@ TUNABLE = (
     Flag(
         ("--mpi-threads-disable",),
         bool,
-        "one thread in MPI",
+        "run MPI in one thread",
         "HOROVOD_MPI_THREADS_DISABLE",
         no="--no-mpi-threads-disable",
         note="MPI carries no tensors",
@@ -220,7 +220,7 @@ TUNABLE = (
         "time limit of Gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         note=(
-            "a rank that dies is noticed at once, and --stall-check-shutdown-time-seconds limits"
+            "a rank that dies is noticed at once; --stall-check-shutdown-time-seconds limits"
             " waiting"
         ),
         section="library_options",
@@ -237,7 +237,7 @@ TUNABLE = (
     Flag(
         ("--log-hide-timestamp", "--log-without-timestamp"),
         bool,
-        "log lines without their time",
+        "log lines without a time stamp",
         "HOROVOD_LOG_HIDE_TIME",
         no="--log-with-timestamp",
         section="logging",
@@ -250,8 +250,8 @@ TUNABLE = (
 # Settings of the launcher.
 OWN = (
     Flag(("-np", "--num-proc"), int, "number of processes"),
-    Flag(("--verbose",), bool, "say what is started where", section="", key="verbose"),
-    Flag(("--config-file",), str, "YAML file of these flags; flags of the command line win"),
+    Flag(("--verbose",), bool, "log where each rank starts", section="", key="verbose"),
+    Flag(("--config-file",), str, "YAML file of these flags; the command line has precedence"),
     Flag(
         ("--output-filename",),
         str,
@@ -260,25 +260,25 @@ OWN = (
     Flag(
         ("-prefix-timestamp", "--prefix-output-with-timestamp"),
         bool,
-        "the time in front of each line",
+        "prefix each line with the time",
     ),
     Flag(("-H", "--hosts"), str, "hosts and slots: h1:2,h2:4"),
     Flag(("-hostfile", "--hostfile"), str, "file of hosts: <host> slots=<n> per line"),
     Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
     Flag(("--min-np", "--min-num-proc"), int, "elastic jobs (not available yet)"),
     Flag(("--max-np", "--max-num-proc"), int, "elastic jobs (not available yet)"),
-    Flag(("--slots-per-host",), int, "of elastic jobs", note=_FIXED, name="slots"),
-    Flag(("--elastic-timeout",), int, "of elastic jobs", note=_FIXED),
-    Flag(("--reset-limit",), int, "of elastic jobs", note=_FIXED),
-    Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
+    Flag(("--slots-per-host",), int, "for elastic jobs", note=_FIXED, name="slots"),
+    Flag(("--elastic-timeout",), int, "for elastic jobs", note=_FIXED),
+    Flag(("--reset-limit",), int, "for elastic jobs", note=_FIXED),
+    Flag(("--disable-cache",), bool, "repeat the check of hosts", note="nothing is cached"),
     Flag(
         ("--network-interface", "--network-interfaces"),
         str,
-        "interfaces that carry the traffic",
+        "interfaces for the job's traffic",
         name="nics",
     ),
     Flag(("-p", "--ssh-port"), int, "port of ssh"),
-    Flag(("-i", "--ssh-identity-file"), str, "file with the private key for ssh"),
+    Flag(("-i", "--ssh-identity-file"), str, "private key file for ssh"),
     Flag(
         ("--mpi-args",),
         str,
@@ -298,11 +298,11 @@ OWN = (
     Flag(
         ("--gloo",),
         bool,
-        "ranks are started without mpirun: so without a flag, too",
+        "ranks start without mpirun by default",
         name="use_gloo",
     ),
-    Flag(("--mpi",), bool, "ranks are started by mpirun, if there is one", name="use_mpi"),
-    Flag(("--jsrun",), bool, "ranks are started by jsrun", name="use_jsrun"),
+    Flag(("--mpi",), bool, "start ranks with mpirun, if it is installed", name="use_mpi"),
+    Flag(("--jsrun",), bool, "start ranks with jsrun", name="use_jsrun"),
 )
 
 TOGETHER = (("hosts", "hostfile", "host_discovery_script"), ("use_gloo", "use_mpi", "use_jsrun"))
@@ -326,7 +326,7 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(prog="horovodrun", usage=USAGE)
     made.add_argument("-v", "--version", action="store_true", help="show the version")
     made.add_argument(
-        "-cb", "--check-build", action="store_true", help="show what there is, and exit"
+        "-cb", "--check-build", action="store_true", help="show the available features, and exit"
     )
     made.add_argument(
         "--blacklist-cooldown-range",
@@ -334,7 +334,7 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("MIN", "MAX"),
-        help="of elastic jobs",
+        help="for elastic jobs",
     )
     for flag in (*OWN, *TUNABLE):
         if flag.kind is bool:
@@ -357,7 +357,7 @@ def parser() -> argparse.ArgumentParser:
                 const=False,
                 help=f"not {flag.names[0]}",
             )
-    made.add_argument("command", nargs=argparse.REMAINDER, help="what runs on every rank")
+    made.add_argument("command", nargs=argparse.REMAINDER, help="the command to run on every rank")
     return made
 
 
@@ -381,11 +381,11 @@ def check(options: argparse.Namespace) -> None:
             if getattr(options, name)
         ]
         if len(given) > 1:
-            raise SettingsError(f"{' and '.join(given)} exclude each other: give one of them")
+            raise SettingsError(f"{' and '.join(given)} are mutually exclusive: give one of them")
     level = options.log_level
     if level is not None and str(level).upper() not in LEVELS:
         raise SettingsError(
-            f"--log-level {level} is not a level; choose one of {', '.join(LEVELS)}"
+            f"--log-level {level} is not a valid choice; choose one of {', '.join(LEVELS)}"
         )
 
 

@@ -83,11 +83,12 @@ def job(options: argparse.Namespace) -> Job:
     if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
         cure = (
-            "Farandole does not start ranks by jsrun: leave --jsrun out, and name the hosts with -H"
+            "Farandole does not start ranks with jsrun: leave out --jsrun, and name the"
+            " hosts with -H"
         )
         raise SettingsError(f"--jsrun: {where}{cure}")
     if options.num_proc is None:
-        raise SettingsError(f"-np is missing: how many processes? Usage: {flags.USAGE}")
+        raise SettingsError(f"-np (the number of processes) is missing. Usage: {flags.USAGE}")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {flags.USAGE}")
@@ -112,7 +113,7 @@ def _launcher(use_mpi: bool) -> str:
     """Return the launcher's name. ``--mpi`` in a script has no effect if there is no mpirun."""
     if use_mpi and mpi.found() is None:
         sys.stderr.write(
-            "horovodrun: --mpi has no effect: there is no mpirun on the PATH; ranks are started"
+            "horovodrun: --mpi has no effect: mpirun is not on the PATH; ranks are started"
             " directly\n"
         )
         return "auto"
@@ -167,7 +168,10 @@ def check_build() -> str:
         ]
     from farandole import __version__
 
-    lines += ["", f"(Farandole {__version__}: nothing is built; Gloo stands for its own wires"]
+    lines += [
+        "",
+        f"(Farandole {__version__}: nothing is compiled; Gloo represents its own transports",
+    ]
     lines[-1] += ")" if find_spec("torch") else "; torch is not installed)"
     return "\n".join(lines)
 

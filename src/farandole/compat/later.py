@@ -62,13 +62,12 @@ def not_there(module: str) -> ImportError | None:
     if module in LATER:
         what, today = LATER[module]
         text = (
-            f"Extension {module} has not been built: this version of Farandole does not have {what}"
-            " yet, and nothing that is installed or compiled here would change that. Today:"
-            f" {today}."
+            f"Extension {module} has not been built: this version of Farandole does not support"
+            f" {what}, and no package adds it. Alternative: {today}."
         )
     elif module in _PRIVATE:
         text = (
-            f"{module} is Horovod's own machinery, and Farandole has another: use horovod.run,"
+            f"{module} is internal to Horovod and does not exist in Farandole: use horovod.run,"
             " horovodrun, horovod.spark.run or the module of your framework"
         )
     else:
@@ -95,7 +94,8 @@ def attribute_of_sparkdl(name: str) -> NoReturn:
     if name in _OF_SPARKDL:
         what, today = _ESTIMATORS
         raise ImportError(
-            f"sparkdl.{name}: this version of Farandole does not have {what}. Today: {today}."
+            f"sparkdl.{name}: this version of Farandole does not support {what}."
+            f" Alternative: {today}."
         )
     raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
 

@@ -69,7 +69,7 @@ def run(
     if executable and executable != sys.executable:
         raise SettingsError(
             f"executable={executable!r}: ranks run the Python of this process, {sys.executable};"
-            " call horovod.run from the interpreter that they are to use"
+            " call horovod.run from the desired interpreter"
         )
     by_mpi = _starts_by_mpi(use_mpi, mpi_args)
     remote: dict[str, Any] = {
@@ -104,9 +104,9 @@ def _starts_by_mpi(use_mpi: bool | None, mpi_args: str | None) -> bool:
     by_mpi = bool(use_mpi) and mpi.found() is not None
     if mpi_args or (use_mpi and not by_mpi):
         why = (
-            "mpirun takes options by its own variables"
+            "mpirun reads options from its own variables"
             if by_mpi
-            else "ranks are not started by mpirun"
+            else "ranks are not started with mpirun"
         )
         ignored = "mpi_args" if by_mpi or not use_mpi else "use_mpi"
         logger.info("horovod.run: %s has no effect: %s", ignored, why)

@@ -38,7 +38,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         reason = (
             f"{name} is not installed"
             if name in BINDINGS
-            else "this version of Farandole has no binding for it"
+            else "this version of Farandole does not support it"
         )
         print(f"horovod.{name} is not available: {reason}")  # noqa: T201
     return there

@@ -108,4 +108,4 @@ def await_answer(sock: socket.socket, seconds: float) -> None:
         if silent(sock):
             raise TimeoutError(f"it {PeerLostError.SILENT}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"it says nothing for {seconds:g} s")
+            raise TimeoutError(f"no data for {seconds:g} s")

@@ -110,8 +110,8 @@ def test_ranks_with_different_codecs_are_told_who_has_which() -> None:
         return str(error.value)
 
     assert set(engines(4, body)) == {
-        "Mismatched codecs: ranks 0, 2 'topk:0.1' and rank 1 none and rank 3 'onebit'. Give all"
-        " ranks the same codec. (tensor: grad)"
+        "Mismatched codecs: ranks 0, 2 'topk:0.1' and rank 1 none and rank 3 'onebit'. Use the same"
+        " codec on all ranks. (tensor: grad)"
     }
 
 

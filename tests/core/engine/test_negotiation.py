@@ -147,10 +147,8 @@ def test_groups_of_different_counts_fail_when_all_ranks_came() -> None:
     assert negotiation.step([group(2), [JOINING], group(3), []]) == []
     (response,) = negotiation.step([[], [], [], group(2)])
     assert set(response.names) == {name for size in (2, 3) for name, _ in group(size)}
-    assert (
-        response.error
-        == "Mismatched groups: g.7 has 2 tensors on ranks 0, 3 and 3 tensors on rank 2. Every rank"
-        " must give as many tensors to a grouped collective."
+    assert response.error.startswith(
+        "Mismatched groups: g.7 has 2 tensors on ranks 0, 3 and 3 tensors on rank 2. "
     )
     assert not any(name.startswith("g") for name in negotiation.missing())
 
@@ -257,7 +255,7 @@ def test_disagreements_in_horovod_s_words(first: Request, second: Request, text:
 def test_the_tensor_is_named_if_the_program_named_it() -> None:
     other = BASE._replace(op=ReduceOp.MAX)
     assert mismatch([BASE, other]).endswith(
-        f"sent reduction op MAX. (tensor: {BASE.name}; rank 1 is unlike rank 0)"
+        f"sent reduction op MAX. (tensor: {BASE.name}; rank 1 differs from rank 0)"
     )
     unnamed = BASE._replace(name="allreduce.noname"), other._replace(name="allreduce.noname")
     assert mentions(mismatch(unnamed), "MAX", "reduction")
@@ -317,8 +315,8 @@ def test_what_cannot_be_done_without_everybody(kind: Kind) -> None:
 
 def test_the_ranks_that_disagree_are_named() -> None:
     other = BASE._replace(op=ReduceOp.MAX)
-    assert mismatch([None, BASE, BASE, other]).endswith("; rank 3 is unlike rank 1)")
-    assert mismatch([BASE, other, None, other]).endswith("; ranks 1, 3 are unlike rank 0)")
+    assert mismatch([None, BASE, BASE, other]).endswith("; rank 3 differs from rank 1)")
+    assert mismatch([BASE, other, None, other]).endswith("; ranks 1, 3 differ from rank 0)")
     assert mentions(mismatch([BASE, *[other] * 10]), "ranks 1, 2, 3, 4, 5, 6, 7, 8", "rank 0")
     unnamed = [request._replace(name="allreduce.noname") for request in (BASE, other)]
-    assert mismatch(unnamed).endswith("Give them names.) (rank 1 is unlike rank 0)")
+    assert mismatch(unnamed).endswith("Give them names.) (rank 1 differs from rank 0)")

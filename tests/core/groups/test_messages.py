@@ -248,7 +248,7 @@ def one_that_does_not_fit(transport: Any, aside: bool) -> None:
         later = messages.receive(0, 3, data, 0, 60.0)
         messages.wait(later)
         assert isinstance(later.error, HorovodInternalError)
-        assert str(later.error) == f"messages of this group have failed before: {wrong.error}"
+        assert str(wrong.error) in str(later.error)
     transport.barrier()
     messages.close(0.0)
 

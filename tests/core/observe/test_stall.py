@@ -208,7 +208,7 @@ def test_a_process_that_does_not_answer_is_looked_up() -> None:
         child.communicate()
         query.close()
     assert answers[1].silent.startswith(f"its process {child.pid} is stopped (SIGSTOP")
-    assert answers[2].silent == "it stopped, process 4 on far, or the network between"
+    assert mentions(answers[2].silent, "process 4 on far", "network")
     assert process.state(child.pid) == "is gone"
 
 

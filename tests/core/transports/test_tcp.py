@@ -185,9 +185,9 @@ def test_the_first_address_that_answers_is_taken(
                 return over(tcp.connect(rank, 3, secret, scope, store, 60.0, host))
 
             pool.threads(3, link, check_sum)
-    said = [record.message for record in caplog.records if "goes over" in record.message]
+    said = [record.message for record in caplog.records if "TCP" in record.message]
     assert said == [
-        "rank 0: TCP to the other hosts goes over 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"
+        "rank 0: TCP to the other hosts uses 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"
     ]
 
 

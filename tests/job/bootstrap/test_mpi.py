@@ -198,7 +198,7 @@ class TestTwoHosts(tools.TwoHosts):
                 "2",
                 8,
                 (
-                    "rank 0: all ranks of a are in init(), but those of other hosts did not reach"
+                    "rank 0: all ranks of a are in init(), but ranks of other hosts did not reach"
                     " it within 8 s."
                 ),
             ),
@@ -279,5 +279,6 @@ def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(
     world, trouble = mpi.world_of(Placement(rank=1, size=4))
     assert world is None
     assert (
-        trouble == "mpi4py, with Open MPI v5.0, is rank 0 of 1: it does not belong to this mpirun"
+        trouble
+        == "mpi4py, with Open MPI v5.0, is rank 0 of 1: it is built for a different MPI than this mpirun"
     )

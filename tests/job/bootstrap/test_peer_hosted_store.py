@@ -58,7 +58,7 @@ def test_with_tls_the_cluster_carries_a_token_only() -> None:
         client = redeem(reach([address], token, 10.0), 1)
         assert (client.address, client.secret) == (host.server.address, host._secret)
         client.close()
-        with pytest.raises(AuthenticationError, match=mentioning("invitation")):
+        with pytest.raises(AuthenticationError, match=mentioning("token", "ssh")):
             redeem(reach([address], token, 10.0), 1)
     finally:
         host.hang_up()
@@ -101,9 +101,9 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("size", "others", "says"),
     [
-        (3, {1: 3, 2: 4}, "rank 2 was started as one of 4 ranks, rank 0 as one of 3: "),
-        (4, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, rank 0 as one of 4: "),
-        (2, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, rank 0 as one of 2: "),
+        (3, {1: 3, 2: 4}, "rank 2 was started as one of 4 ranks, but rank 0 as one of 3: "),
+        (4, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, but rank 0 as one of 4: "),
+        (2, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, but rank 0 as one of 2: "),
     ],
 )
 def test_all_hear_of_different_numbers_of_ranks(
@@ -191,7 +191,7 @@ class TestTheEnd:
         assert not ended.is_alive()
         assert capsys.readouterr().err.splitlines() == [
             "farandole: rank 1 on h1 failed: ValueError: no more data",
-            "farandole: rank 3 on h1 ended without a report: it was killed, or called os._exit",
+            "farandole: rank 3 on h1 ended without a report: it was killed, or it called os._exit",
         ]
 
     def test_a_rank_has_left_when_it_says_so(

@@ -86,7 +86,7 @@ class TestFile:
     def test_one_that_does_not_come(self, tmp_path: Path) -> None:
         with pytest.raises(RendezvousError) as caught:
             slurm.read(tmp_path / "77-0", Placement(rank=3, size=4), 0.1)
-        assert "rank 3 of this Slurm step found no" in str(caught.value)
+        assert str(caught.value).startswith("rank 3 of this Slurm step")
         assert "farandole run --launcher slurm" in str(caught.value)
 
     def test_no_two_steps_have_the_same(self) -> None:

@@ -150,15 +150,15 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
     [
         (
             {"HOROVOD_RANK": "one"},
-            "HOROVOD_RANK='one' cannot be read: it must be a whole number (rank",
+            "HOROVOD_RANK='one' must be a whole number (rank",
         ),
         (
             {"FARANDOLE_CYCLE_TIME": "(None,)"},
-            "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number",
+            "FARANDOLE_CYCLE_TIME='(None,)' must be a number",
         ),
         (
             {"FARANDOLE_LOG_HIDE_TIME": "maybe"},
-            "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1",
+            "FARANDOLE_LOG_HIDE_TIME='maybe' must be 0 or 1",
         ),
         ({"HOROVOD_SIZE": "-1"}, "HOROVOD_SIZE=-1 must be >= 0"),
         ({"HOROVOD_START_TIMEOUT": "-3"}, "HOROVOD_START_TIMEOUT=-3.0 must be in [0.001, 1e+09]"),
@@ -170,16 +170,16 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ),
         (
             {"HOROVOD_START_TIMEOUT": "nan"},
-            "HOROVOD_START_TIMEOUT='nan' cannot be read: it must be a number",
+            "HOROVOD_START_TIMEOUT='nan' must be a number",
         ),
         (
             {"FARANDOLE_BUCKET_MB": "inf"},
-            "FARANDOLE_BUCKET_MB='inf' cannot be read: it must be a number",
+            "FARANDOLE_BUCKET_MB='inf' must be a number",
         ),
         (
             {"FARANDOLE_TRANSPORT": "tpc"},
             (
-                "FARANDOLE_TRANSPORT='tpc' is not known; choose one of auto, shm, tcp; did you mean"
+                "FARANDOLE_TRANSPORT='tpc' is not a valid choice; choose one of auto, shm, tcp; did you mean"
                 " 'tcp'?"
             ),
         ),
@@ -189,11 +189,11 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ),
         (
             {"FARANDOLE_NCCL": "yes"},
-            "FARANDOLE_NCCL='yes' is not known; choose one of auto, on, off",
+            "FARANDOLE_NCCL='yes' is not a valid choice; choose one of auto, on, off",
         ),
         (
             {"HOROVOD_LOG_LEVEL": "loud"},
-            "HOROVOD_LOG_LEVEL='loud' is not known; choose one of trace, debug, info",
+            "HOROVOD_LOG_LEVEL='loud' is not a valid choice; choose one of trace, debug, info",
         ),
     ],
 )
@@ -224,25 +224,25 @@ class TestUnits:
             (
                 Settings(fusion_threshold=128),
                 (
-                    "fusion_threshold is 128 bytes (0.0001220703125 MiB), which is hardly meant:"
-                    " --fusion-threshold-mb and FARANDOLE_FUSION_THRESHOLD_MB count MiB;"
+                    "fusion_threshold is 128 bytes (0.0001220703125 MiB)"
+                    " --fusion-threshold-mb and FARANDOLE_FUSION_THRESHOLD_MB are in MiB;"
                     " HOROVOD_FUSION_THRESHOLD counts bytes (default: 64 MiB)"
                 ),
             ),
             (
                 Settings(fusion_threshold=64),
-                "fusion_threshold is 64 bytes (0.0000610 MiB), which is hardly meant",
+                "fusion_threshold is 64 bytes (0.0000610 MiB)",
             ),
-            (Settings(fusion_threshold=64 << 40), "(67108864 MiB), which is hardly meant"),
+            (Settings(fusion_threshold=64 << 40), "(67108864 MiB)"),
             (
                 Settings(bucket_bytes=8),
-                "--bucket-mb and FARANDOLE_BUCKET_MB count MiB (default: 8 MiB)",
+                "--bucket-mb and FARANDOLE_BUCKET_MB are in MiB (default: 8 MiB)",
             ),
             (
                 Settings(cycle_time=5000.0),
-                "cycle_time is 5000 ms, which is hardly meant: --cycle-time-ms",
+                "cycle_time is 5000 ms",
             ),
-            (Settings(cycle_time=123456789.0), "cycle_time is 123456789 ms, which is hardly meant"),
+            (Settings(cycle_time=123456789.0), "cycle_time is 123456789 ms, "),
         ],
     )
     def test_what_is_surely_in_the_wrong_unit_is_doubted(
@@ -273,7 +273,7 @@ class TestUnits:
     )
     def test_a_misspelt_variable_is_doubted(self, name: str, meant: str) -> None:
         assert doubts(Settings(), {name: "1"}) == [
-            f"the environment has {name}, which is no setting; did you mean {meant}?"
+            f"the environment has {name}, which is not a setting; did you mean {meant}?"
         ]
 
     def test_variables_of_horovod_without_an_effect_are_not(self) -> None:

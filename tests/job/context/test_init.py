@@ -60,7 +60,7 @@ def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
                     f"{context.rank()} of {context.size()}, {context.local_rank()} here,"
                     f" {context.is_initialized()}"
                 )
-                said += f", forked off: {'which was forked off from a rank' in str(error)}"
+                said += f", forked off: {'a fork of a rank' in str(error)}"
             context.shutdown()
             with contextlib.suppress(NotInitializedError):
                 said = f"{context.rank()} after shutdown()"

@@ -43,19 +43,22 @@ def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]
 @pytest.mark.parametrize(
     ("hosts", "said"),
     [
-        ([[0, 1]], "shared memory joins all ranks"),
+        ([[0, 1]], "shared memory connects all ranks"),
         (
             [[0], [1]],
             (
-                "TCP joins all ranks: ranks that share memory are 0; 1; rank 0 was not reached"
+                "TCP connects all ranks: ranks that share memory are 0; 1; rank 0 was not reached"
                 " (refused)"
             ),
         ),
-        ([[0, 1], [2, 3]], "shared memory joins the ranks of a host, and TCP the hosts"),
+        (
+            [[0, 1], [2, 3]],
+            "shared memory connects the ranks of a host, and TCP connects the hosts",
+        ),
         (
             [[0, 1], [2]],
             (
-                "shared memory joins the ranks of a host, and TCP the hosts: ranks that share"
+                "shared memory connects the ranks of a host, and TCP connects the hosts: ranks that share"
                 " memory are"
             ),
         ),

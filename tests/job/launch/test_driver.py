@@ -225,7 +225,7 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
         ("command", "code", "text"),
         [
             ("no-such-program", 127, "the command 'no-such-program' was not found (exited"),
-            ("no-such.py", 127, "a script needs its interpreter in front: python no-such.py"),
+            ("no-such.py", 127, "interpreter: python no-such.py"),
             ("/etc/passwd", 126, "the command '/etc/passwd' cannot be executed"),
             ("", 126, "the command '' cannot be executed"),
         ],
@@ -250,14 +250,14 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
             (
                 "#!/no/such/python -u\n",
                 127,
-                "what its first line names is not here: '/no/such/python -u' (exited",
+                "interpreter is missing: '/no/such/python -u' (exited",
             ),
             (
                 "#!/bin/sh\r\necho\r\n",
                 127,
-                r"'/bin/sh\r': the file has line ends of Windows, and needs those of Unix",
+                r"'/bin/sh\r': the file has Windows",
             ),
-            ("echo\n", 126, "no script whose first line names what runs it (#!/bin/sh) (exited"),
+            ("echo\n", 126, "a line like #!/bin/sh (exited"),
         ],
     )
     def test_a_script_that_cannot_run(
@@ -455,7 +455,7 @@ def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) ->
     )
     assert done.returncode == 0
     assert done.stdout.count("<stdout>:") == 4
-    assert done.stderr.count("No space left on device; the job goes on") == 1
+    assert done.stderr.count("No space left on device") == 1
 
 
 def test_a_stranger_at_the_store(jobs: Marked, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_server_with_another_certificate(pair: Pair) -> None:
 def test_a_stranger_in_clear(pair: Pair) -> None:
     server = Server(pair[0], SECRET)
     pair[1].sendall(b"GET / HTTP/1.1\r\n")
-    assert "does not speak TLS" in str(server.result())
+    assert "does not use TLS" in str(server.result())
 
 
 def test_who_says_nothing_or_stops(pair: Pair) -> None:

@@ -107,9 +107,7 @@ def interrupted(rank: int, group: Any) -> None:
 
     text = error_of(lambda: met(rank, group))
     assert (
-        "has failed before: KeyboardInterrupt"
-        if rank == 0
-        else "rank 0, in a call: KeyboardInterrupt"
+        "failed earlier: KeyboardInterrupt" if rank == 0 else "rank 0, in a call: KeyboardInterrupt"
     ) in text
 
 

@@ -45,7 +45,8 @@ def mpi_threads_supported() -> bool:
     world, trouble = mpi.world_of(among or context.placement())
     if world is None:
         raise ValueError(
-            f"{_DISABLED} {trouble}. To use MPI beside Horovod: mpirun -np N python train.py"
+            f"{_DISABLED} {trouble}. To use MPI together with Horovod, run: mpirun -np N"
+            " python train.py"
         )
     MPI = mpi.library()
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)

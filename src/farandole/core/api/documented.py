@@ -16,54 +16,56 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ARGUMENTS = {
     "tensor": "this rank's tensor.",
-    "tensors": "this rank's tensors: as many on all ranks, in the same order.",
+    "tensors": "this rank's tensors, the same number in the same order on all ranks.",
     "average": "deprecated. True is op=Average, False is op=Sum.",
     "name": (
-        "ties the calls of the ranks together, which may then come in any order. Calls without a"
-        " name are counted, and must come in the same order on all ranks."
+        "identifies the call on all ranks, so that named calls may come in any order. Unnamed"
+        " calls are numbered and must come in the same order on all ranks."
     ),
     "op": (
-        "Average (the default), Sum, Min, Max, Product or Adasum. Integers are averaged towards"
-        " zero; bool has Min and Max; Adasum is for floats."
+        "Average (the default), Sum, Min, Max, Product or Adasum. Averages of integers are"
+        " rounded towards zero; bool supports Min and Max only; Adasum needs floating point."
     ),
     "compression": (
-        "how tensors travel: Compression.none (the default), .fp16 (half the bytes for float32), or"
-        " a Compressor of your own."
+        "compression of tensors in transit: Compression.none (the default), .fp16 (half the bytes"
+        " for float32), or your own Compressor."
     ),
     "codec": (
-        "adds up gradients by sending less, as 'int8' or 'topk:0.01': see docs/strategies.md. None:"
-        " what --codec says."
+        "codec that compresses gradients before they are summed, such as 'int8' or 'topk:0.01':"
+        " see docs/strategies.md. None: the value of --codec."
     ),
-    "prescale_factor": "a number by which tensors are multiplied before they are reduced.",
-    "postscale_factor": "a number by which results are multiplied.",
-    "process_set": "the ranks that take part: a registered ProcessSet. All ranks by default.",
-    "root_rank": "whose value all get: a rank among all, also for a process set.",
+    "prescale_factor": "factor applied to tensors before the reduction.",
+    "postscale_factor": "factor applied to results.",
+    "process_set": "ranks that take part: a registered ProcessSet. All ranks by default.",
+    "root_rank": (
+        "rank whose value all ranks receive: its number among all ranks, also for a process set."
+    ),
     "splits": (
-        "how many rows go to each rank: as many whole numbers as ranks, with the number of rows as"
-        " their sum. Without it, rows are dealt evenly."
+        "number of rows for each rank: one whole number per rank, with the number of rows as"
+        " their sum. Without it, rows are split evenly."
     ),
-    "handle": "an int, from a function whose name ends in _async.",
-    "device": "has no effect; Horovod's programs give it.",
+    "handle": "an int, returned by a function whose name ends in _async.",
+    "device": "no effect; accepted for Horovod's programs.",
     "priority": (
-        "which of several operations MXNet should start first: the one with the highest number."
+        "priority among operations that MXNet could start first; the highest number wins."
     ),
-    "ignore_name_scope": "in a graph: names are not prefixed with the scope they are made in.",
-    "device_dense": "has no effect; Horovod's programs give it.",
-    "device_sparse": "has no effect; Horovod's programs give it.",
-    "obj": "anything that cloudpickle can send.",
+    "ignore_name_scope": "in a graph: do not prefix names with the enclosing name scope.",
+    "device_dense": "no effect; accepted for Horovod's programs.",
+    "device_sparse": "no effect; accepted for Horovod's programs.",
+    "obj": "an object that cloudpickle can serialize.",
     "num_groups": "deprecated: see groups.",
     "groups": (
-        "which gradients travel together: lists of parameters, or a number of groups to make of"
-        " all."
+        "gradients to exchange together: lists of parameters, or a number of groups to divide all"
+        " gradients into."
     ),
     "sparse_as_dense": "exchange sparse gradients as dense ones.",
     "backward_passes_per_step": (
-        "add up the gradients of so many backward passes, then exchange them once."
+        "number of backward passes whose gradients are summed before one exchange."
     ),
-    "average_aggregated_gradients": "divide what was added up over several passes by their number.",
+    "average_aggregated_gradients": "divide the sum over several passes by the number of passes.",
     "gradient_predivide_factor": (
-        "divide gradients by it before they are summed, and by size / factor afterwards "
-        "(with op=Average). Keeps sums of float16 in range."
+        "divide gradients by this factor before they are summed, and by size / factor afterwards"
+        " (with op=Average). Keeps sums of float16 in range."
     ),
     "scale_local_gradients": "divide the gradients of local variables by the number of ranks.",
 }
@@ -71,17 +73,15 @@ ARGUMENTS = {
 RAISES = {
     "init": "NotInitializedError: before init().",
     "disagree": (
-        "HorovodInternalError: ranks disagree (shape, type, operation), which all of them are told;"
-        " or a rank was lost."
+        "HorovodInternalError: on every rank, if ranks disagree (shape, type, operation) or a"
+        " rank was lost."
     ),
     "set": "RequestError: this rank is not in the process set, or the set is not registered.",
-    "type": (
-        "ValueError: an element type or layout that cannot travel. TypeError: no tensor at all."
-    ),
-    "op": "ValueError: op is no reduction, or both op and average are given.",
-    "rows": "RequestError: a tensor without dimensions, which has no rows.",
+    "type": ("ValueError: an unsupported element type or layout. TypeError: not a tensor."),
+    "op": "ValueError: op is not a reduction, or both op and average are given.",
+    "rows": "RequestError: a tensor without dimensions, and so without rows.",
     "root": "RequestError: root_rank is not a rank of the set.",
-    "splits": "RequestError: splits do not fit the number of ranks or rows.",
+    "splits": "RequestError: splits do not match the number of ranks or rows.",
     "failed": "HorovodInternalError: the collective failed.",
 }
 _COLLECTIVE = ("init", "disagree", "set", "type")

@@ -18,8 +18,8 @@ from farandole.job import context
 from farandole.job.context.reinit import reinitialize
 
 FIXED = (
-    "elastic.run: this job has a fixed size (%d rank%s). The state is synchronised, committed and"
-    " restored as in an elastic job, but no rank joins or is replaced: a rank that fails ends"
+    "elastic.run: this job has a fixed size (%d rank%s). The state is synchronized, committed and"
+    " restored as in an elastic job, but ranks are not added or replaced: a rank that fails ends"
     " the job"
 )
 

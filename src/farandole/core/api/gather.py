@@ -28,7 +28,7 @@ def gather_by(
     @collective(
         "rows",
         "root",
-        root_rank="who gets the rows: a rank among all, also for a process set.",
+        root_rank="rank that receives the rows, by its number among all ranks, also for a set.",
         example=(
             "rows = hvd.gather(predictions, root_rank=0)\nif hvd.rank() == 0:\n   "
             " print(rows.shape)"

@@ -21,11 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @documented(
     "init",
-    "ValueError: ranks has a rank that the job does not have.",
+    "ValueError: ranks contains a rank that is not in the job.",
     example="hvd.print(f'epoch {epoch}: loss {loss:.3f}')",
-    values="what to print.",
-    ranks="which ranks print: numbers, or 'all'. Rank 0 by default.",
-    options="the arguments of Python's print: sep, end, file, flush.",
+    values="values to print.",
+    ranks="ranks that print: numbers, or 'all'. Rank 0 by default.",
+    options="keyword arguments of Python's print: sep, end, file, flush.",
 )
 def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) -> None:
     """Print on rank 0 only, or on other ``ranks``. Not collective: ranks that do not print continue
@@ -56,8 +56,8 @@ def saving(example: str, **arguments: str) -> Callable[[F], F]:
     """Return the decorator ``documented`` for a framework's ``save``."""
     return documented(
         "init",
-        "What rank 0's disk or serializer raises, on rank 0; RuntimeError with its text on the"
-        " others.",
+        "An error of rank 0's disk or serializer, on rank 0; RuntimeError with its text on the"
+        " other ranks.",
         example=example,
         **arguments,
     )
@@ -93,7 +93,7 @@ def seed_everything(seed: int) -> np.random.Generator:
 
 
 @saving(
-    model="a Keras model. Rank 0's counts.",
+    model="a Keras model; rank 0's is saved.",
     path="the file, with the ending .keras, .h5 or .hdf5. Its folder must exist.",
     options="the arguments of model.save.",
     example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
@@ -105,8 +105,7 @@ def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None
     """
     if os.path.splitext(path)[1] not in (".keras", ".h5", ".hdf5"):
         raise ValueError(
-            f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5: Keras chooses the format"
-            " by it"
+            f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5, which select the format"
         )
     saved_by_rank_0(lambda place: model.save(place, **options), path)
 
@@ -129,8 +128,7 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
         raise error
     if text:
         raise RuntimeError(
-            f"rank 0 could not save {os.fspath(path)!r}, and what was there before is untouched:"
-            f" {text}"
+            f"rank 0 could not save {os.fspath(path)!r}; an existing file is unchanged: {text}"
         )
 
 

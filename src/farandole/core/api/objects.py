@@ -15,8 +15,8 @@ from farandole.job.context import ProcessSet
 
 T = TypeVar("T")
 _UNSENT = (
-    "ValueError: another rank's object could not be pickled (that rank gets the error of the"
-    " pickling), or a rank could not unpickle it."
+    "ValueError: another rank's object could not be pickled (that rank raises the pickling"
+    " error), or a rank could not unpickle it."
 )
 
 
@@ -110,8 +110,8 @@ def _agree_on_reading(
     parts = np.split(flat, np.cumsum(sizes)[:-1])
     place = next(place for place, size in enumerate(sizes) if size)
     raise ValueError(
-        f"broadcast_object: the object of rank {root} could be pickled there, but not be unpickled"
-        f" on rank {_rank(place, process_set)}: {parts[place].tobytes().decode()}"
+        f"broadcast_object: the object of rank {root} cannot be unpickled on rank"
+        f" {_rank(place, process_set)}: {parts[place].tobytes().decode()}"
     ) from unread
 
 
@@ -141,7 +141,7 @@ def _loaded(data: Any) -> Any:
 def _sent(obj: Any, verb: str, rank: int) -> Any:
     """Return ``obj``. Raises ValueError if it replaces an object that could not be pickled."""
     if isinstance(obj, _Unsent):
-        raise ValueError(f"{verb}: rank {rank} gave an object that cannot be sent, {obj.why}")
+        raise ValueError(f"{verb}: the object of rank {rank} cannot be pickled, {obj.why}")
     return obj
 
 
@@ -150,8 +150,8 @@ def _gathered(data: Any, rank: int) -> Any:
         obj = _loaded(data)
     except Exception as error:
         raise ValueError(
-            f"allgather_object: the object of rank {rank} could be pickled there, but not be"
-            f" unpickled here: {type(error).__name__}: {error}"
+            f"allgather_object: the object of rank {rank} cannot be unpickled here:"
+            f" {type(error).__name__}: {error}"
         ) from error
     return _sent(obj, "allgather_object", rank)
 

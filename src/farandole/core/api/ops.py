@@ -269,8 +269,8 @@ def check_process_set(process_set: ProcessSet) -> None:
     """Raise TypeError if this is not a set of ranks."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
-            f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by"
-            " hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
+            f"process_set={process_set!r} is not a ProcessSet: use one that all ranks created"
+            " with hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
         )
 
 
@@ -281,14 +281,14 @@ def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -
     try:
         root = operator.index(root)
     except TypeError:  # such as size() / 2; inside a collective it would end the job
-        raise TypeError(f"root_rank={root!r} must be a rank, a whole number of type int") from None
+        raise TypeError(f"root_rank={root!r} must be a rank, an int") from None
     if process_set is WORLD:
         return root
     ranks = process_set.ranks or []
     if root not in ranks:
         raise RequestError(
             f"{operation} received invalid root rank {root} for provided process set of ranks"
-            f" {ranks}: root_rank is a rank among all, and must be one of these"
+            f" {ranks}: give one of these ranks, by its number among all ranks"
         )
     return ranks.index(root)
 
@@ -315,8 +315,8 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
         # as a truth value, Average (0) would select a sum, and all other operations an average
         if isinstance(average, ReduceOp):
             raise ValueError(
-                f"average={average!r}: an operation goes by its name,"
-                f" op=hvd.{average.name.capitalize()}. The argument in its place is the deprecated"
+                f"average={average!r}: pass an operation by name,"
+                f" op=hvd.{average.name.capitalize()}. This position is the deprecated argument"
                 " average, which is True or False"
             )
         warnings.warn(
@@ -344,8 +344,8 @@ def factor(value: Any, what: str) -> float:
     # JAX and TensorFlow raise their own errors for traced values
     except Exception as error:
         raise TypeError(
-            f"{what}={value!r} must be a number that is known when this is called, such as 0.5: "
-            "multiply the tensor itself by others"
+            f"{what}={value!r} must be a number known at the call, such as 0.5: multiply the"
+            " tensor itself by other values"
         ) from error
 
 
@@ -357,7 +357,7 @@ def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
     if values.ndim != 1:
         raise RequestError(
             f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions): one number of"
-            " rows for each rank"
+            " rows per rank"
         )
     if values.dtype.kind not in "iu" and values.size:
         raise RequestError(

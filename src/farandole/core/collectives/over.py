@@ -134,7 +134,7 @@ class LinkTransport:
         if isinstance(self.link, Streaming):
             return self.link.streams()
         raise RequestError(
-            f"this wire ({type(self.link).__name__}) has no messages from one rank to another"
+            f"this transport ({type(self.link).__name__}) does not support messages between ranks"
             " (send, recv): use --transport auto (FARANDOLE_TRANSPORT)"
         )
 

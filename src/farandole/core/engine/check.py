@@ -52,7 +52,7 @@ def refused(refusal: Refusal, text: str) -> HorovodInternalError:
 def _check_op(request: Request) -> None:
     if request.op is ReduceOp.ADASUM and not request.dtype.is_float:
         raise RequestError(
-            f"{request.name}: Adasum is defined for floating point numbers, not for"
+            f"{request.name}: Adasum is defined for floating point only, not for"
             f" {request.dtype.value}; use Sum or Average."
         )
     if request.dtype is not DType.BOOL:
@@ -71,9 +71,9 @@ def _check_codec(request: Request) -> None:
         or request.device != "CPU"
     ):
         raise RequestError(
-            f"{request.name}: the codec {request.codec!r} compresses sums and averages of floating"
-            f" point numbers in the host's memory, not {request.op.name} of {request.dtype.value}"
-            f" on a {request.device}. Give it none."
+            f"{request.name}: the codec {request.codec!r} compresses sums and averages of"
+            f" floating point tensors in host memory, not {request.op.name} of"
+            f" {request.dtype.value} on a {request.device}. Leave out the codec."
         )
 
 

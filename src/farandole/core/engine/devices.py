@@ -72,8 +72,8 @@ class Devices:
             if found is None:
                 if device not in _factories:
                     raise LookupError(
-                        f"nothing runs collectives on a {device} here: import farandole.torch on"
-                        " all ranks"
+                        f"no module runs collectives on a {device} here: import farandole.torch"
+                        " on all ranks"
                     )
                 found = self._made[device] = _factories[device](
                     self._host, self._settings, self._lost

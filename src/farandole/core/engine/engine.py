@@ -42,7 +42,7 @@ from farandole.core.observe.stall.names import listed
 from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.job.config import Settings
 
-_ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
+_ANEW = "call hvd.shutdown() and hvd.init() on all ranks to start again"
 _TICK = 0.5  # seconds between two checks of waiting collectives
 # seconds until a rank objects to waiting for another kind of collective than the other ranks
 _PATIENCE = 1.0

@@ -9,8 +9,8 @@ from farandole.core.engine.check import no_rows
 
 _SHOWN = 8  # most ranks to list
 _UNNAMED = (
-    "(The calls have no name, so they met by their number: ranks that make different calls, or in"
-    " another order, mix them up. Give them names.)"
+    "(The calls have no name and were matched by number: ranks that make different calls, or in a"
+    " different order, mix them up. Give them names.)"
 )
 
 
@@ -44,7 +44,7 @@ def _ranks_unlike(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     if len(ranks) > _SHOWN:
         shown += f" and {len(ranks) - _SHOWN} more"
-    return f"rank {shown} is unlike" if len(ranks) == 1 else f"ranks {shown} are unlike"
+    return f"rank {shown} differs from" if len(ranks) == 1 else f"ranks {shown} differ from"
 
 
 def _gathers(kind: Kind) -> bool:
@@ -169,7 +169,7 @@ def kind_mismatch(given: str, verbs: Sequence[str]) -> str:
     cure = (
         _UNNAMED
         if given.startswith("noname.")
-        else f"(name: {given}; every rank must call the same under a name)"
+        else f"(name: {given}; every rank must make the same call under a name)"
     )
     return f"{_operation_mismatch(one, two)} {cure}"
 
@@ -185,8 +185,8 @@ def group_mismatch(group: str, sizes: Mapping[int, int]) -> str:
         for size, ranks in ranks_of.items()
     )
     return (
-        f"Mismatched groups: {group} has {counts}. Every rank must give as many tensors to a"
-        " grouped collective."
+        f"Mismatched groups: {group} has {counts}. Every rank must pass the same number of"
+        " tensors to a grouped collective."
     )
 
 
@@ -204,4 +204,4 @@ def codec_mismatch(row: Sequence[Request | None], names: Sequence[int]) -> str:
         for codec, ranks in ranks_of.items()
     )
     name = next(request.name for request in row if request is not None)
-    return f"Mismatched codecs: {choices}. Give all ranks the same codec. (tensor: {name})"
+    return f"Mismatched codecs: {choices}. Use the same codec on all ranks. (tensor: {name})"

@@ -22,7 +22,7 @@ class Subscribers:
     def remove(self, observer: Observer) -> None:
         """Remove an observer. Raises ValueError if it does not observe this engine."""
         if observer not in self.all:
-            raise ValueError(f"{observer!r} does not observe this engine")
+            raise ValueError(f"{observer!r} is not an observer of this engine")
         self._set(tuple(other for other in self.all if other is not observer))
 
     def report_parts_of(self, transport: Transport) -> None:

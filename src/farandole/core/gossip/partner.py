@@ -154,7 +154,7 @@ class Partner:
         self._gone = True
         if ended:
             return None
-        text = f"rank {self.rank} cannot be reached any more, to average weights with it ({found})"
+        text = f"rank {self.rank} can no longer be reached to average weights ({found})"
         raise PeerLostError(text, self.rank)
 
     def _called(self) -> Session | Exception:
@@ -183,9 +183,8 @@ class Partner:
         if time.monotonic() - self._unknown_since > APART:
             self._unknown_since = math.inf
             logger.warning(
-                "rank %d has averaged nothing with rank %d for %.0f s: one of them has added,"
-                " frozen or unfrozen parameters, and the other one has not. Do that on all ranks in"
-                " the same step",
+                "rank %d has averaged nothing with rank %d for %.0f s: only one of them has"
+                " added, frozen or unfrozen parameters. Do that on all ranks in the same step",
                 self._caller.rank,
                 self.rank,
                 APART,
@@ -200,8 +199,8 @@ class Partner:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "rank %d does not answer rank %d, which would average weights with it: it is"
-                " stopped, perhaps; others go on without it",
+                "rank %d does not answer rank %d, which asks to average weights: it may be"
+                " suspended; other ranks continue",
                 self.rank,
                 self._caller.rank,
             )

@@ -143,7 +143,9 @@ class PeerGroup:
         ValueError for arrays of other sizes.
         """
         if [array.size for array in given] != self._shared.sizes:
-            raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
+            raise ValueError(
+                f"{self.name}: the size of the model has changed; create a new optimizer"
+            )
         with self._changed:
             if not self._late:
                 self._late = not self._changed.wait_for(lambda: self._wanted is None, HOLD)
@@ -189,8 +191,8 @@ class PeerGroup:
         if self._asker is not None:
             self._asker.join(1.0)
         logger.info(
-            "rank %d: %d averages of weights that it asked for, %d that others did, %d refused"
-            " because a rank was busy",
+            "rank %d: %d averages of weights requested, %d by other ranks, %d refused because a"
+            " rank was busy",
             self._server.rank,
             self.asked,
             self.answered,
@@ -249,8 +251,8 @@ class PeerGroup:
             )
         elif message["digest"] != self._digest:
             why = (
-                f"the same weights, but {asks} has others than {own}, of the same sizes. Add,"
-                " freeze and unfreeze parameters on all ranks in the same step"
+                f"the same weights, but {asks} and {own} have different ones of the same sizes."
+                " Add, freeze and unfreeze parameters on all ranks in the same step"
             )
         if why:
             self._fail(ValueError(f"all ranks must train {why}"))

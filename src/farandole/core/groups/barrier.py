@@ -48,7 +48,8 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
     if missing:
         stopped = (
-            f"{text}: they have stopped, or do not call it ({group.name}){group.stacks_of(missing)}"
+            f"{text}: they have stopped, or did not call it"
+            f" ({group.name}){group.stacks_of(missing)}"
         )
         raise StalledError(stopped, missing[0])
 
@@ -110,7 +111,7 @@ def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
     if not group.messages.wait(verdict, 2 * seconds + 1.0):
         group.messages.cancel(verdict)
         raise StalledError(
-            f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0
+            f"{reached}{zero}: it did not arrive within {seconds:g} s ({group.name})", 0
         )
     if verdict.error is not None:
         raise PeerLostError(f"{reached}{zero}: {verdict.error}", 0) from verdict.error

@@ -273,7 +273,7 @@ class CheckedCollectives:
                 f" on all ranks:\n{lines}"
             )
         raise MismatchError(
-            f"the ranks of {self._name} do not call the same:\n{lines}\nAll ranks of a group must"
+            f"the ranks of {self._name} made different calls:\n{lines}\nAll ranks of a group must"
             " make the same calls on it, in one order, with the same operations, dtypes and shapes."
         )
 

@@ -29,8 +29,8 @@ _BEHIND = 60.0
 # seconds for pending messages to be sent when the group ends
 _GRACE = 10.0
 _FORKED = (
-    "is that of the process which forked this one, and a fork is no member: make the call in the"
-    " parent, or start this process with spawn, and let it call init_process_group"
+    "belongs to the process that forked this one, and a fork is not a member: make the call in"
+    " the parent, or start this process with spawn and call init_process_group in it"
 )
 
 
@@ -168,7 +168,7 @@ class CollectiveGroup:
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
-            before = f"{what}: {self.name} has failed before: {error_text(self.failure)}"
+            before = f"{what}: {self.name} failed earlier: {error_text(self.failure)}"
             raise HorovodInternalError(before) from self.failure
         self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
@@ -218,8 +218,8 @@ class CollectiveGroup:
         else:
             missing = ", ".join(self.name_of(rank) for rank in ranks)
             call.stalled = (
-                f"{call.what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of"
-                f" {call.limit:g} s for {missing}: stopped, or does not make this"
+                f"{call.what} on {self.name}: {self.name_of(self.rank)} waited past the timeout"
+                f" of {call.limit:g} s for {missing}, which stopped or did not make this"
                 f" call{self.stacks_of(ranks)}"
             )
 

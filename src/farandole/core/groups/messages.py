@@ -128,7 +128,7 @@ class Messages:
         """Give up ``message``."""
         with self._changing:
             if not message.ended:
-                message.error = HorovodInternalError("it was given up")
+                message.error = HorovodInternalError("the message was abandoned")
                 self._drop(message)
         self._finish_ended()
 
@@ -307,7 +307,7 @@ class Messages:
             # an exception of a signal handler, or no memory: the count of moved bytes may be wrong
             except BaseException as error:
                 why = (
-                    "a message broke off half-way, so this group can send and receive no more:"
+                    "a message was interrupted, so this group can no longer send or receive:"
                     f" {error_text(error)}"
                 )
                 self._fail_here(HorovodInternalError(why))
@@ -411,12 +411,13 @@ class Messages:
     def _check(self, message: Transfer, src: int, nbytes: int, dtype: int) -> None:
         if nbytes == len(message.data) and dtype == message.dtype:
             return
-        what = f"{nbytes} bytes, where {len(message.data)} are to be received"
+        what = f"{nbytes} bytes, but {len(message.data)} were expected"
         if nbytes == len(message.data):
-            what = f"{nbytes} bytes of another dtype than is to be received"
+            what = f"{nbytes} bytes of a different dtype than expected"
         message.error = MismatchError(
             f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag"
-            f" {message.tag}) of {what}: both must give tensors of one dtype and as many elements"
+            f" {message.tag}) of {what}: give tensors of the same dtype and number of elements on"
+            " both ranks"
         )
         raise message.error
 
@@ -511,6 +512,6 @@ def _later_error(failure: BaseException) -> BaseException:
     """
     if not isinstance(failure, MismatchError):
         return failure
-    error = HorovodInternalError(f"messages of this group have failed before: {failure}")
+    error = HorovodInternalError(f"messages of this group failed earlier: {failure}")
     error.__cause__ = failure
     return error

@@ -190,7 +190,8 @@ class Tuning:
             self._log.flush()
         except OSError as error:  # a full disk ends the log, not the training
             logger.warning(
-                "the log of autotune ends here: it cannot be written any more: %s", error.strerror
+                "the autotune log ends here, because it can no longer be written: %s",
+                error.strerror,
             )
             self._log = None
 
@@ -299,12 +300,12 @@ def _open(path: str, *, on: bool) -> TextIO | None:
     except OSError as error:
         raise SettingsError(
             f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written:"
-            f" {error.strerror}; it must name a file in a directory that exists and can be written"
+            f" {error.strerror}; name a file in an existing, writable directory"
         ) from error
     if not claim(file.fileno(), os.fstat(file.fileno()).st_size if on else 0):
         file.close()
         raise SettingsError(
-            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: another job"
-            " writes its own there; each job needs a file of its own"
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) is in use by another job; give"
+            " each job its own file"
         )
     return file

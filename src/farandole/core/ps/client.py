@@ -223,8 +223,8 @@ class CentreClient:
     def log_staleness(self) -> None:
         """Log the staleness of this rank's pushes, and the bytes saved by its codec."""
         logger.info(
-            "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to"
-            " count; staleness: mean %.2f, maximum %d",
+            "rank %d, strategy %s: %d pushes to the parameter servers, %d discarded as too late;"
+            " staleness: mean %.2f, maximum %d",
             self._servers.rank,
             self._spec,
             self._staleness.pushes,
@@ -284,13 +284,13 @@ class CentreClient:
         held = zip(sizes, self._sizes, strict=False)
         differ = [(place, *both) for place, both in enumerate(held) if both[0] != both[1]]
         what = (
-            f"{len(sizes)} weights and statistics were given where the parameter servers hold"
+            f"{len(sizes)} weights and statistics were given, but the parameter servers hold"
             f" {len(self._sizes)}"
         )
         if differ:
-            what = "array {} has {} numbers where the parameter servers hold {}".format(*differ[0])
+            what = "array {} has {} numbers, but {} on the parameter servers".format(*differ[0])
         raise ValueError(
-            f"{self._label()}: {what}; a model that has grown or shrunk needs a new optimizer"
+            f"{self._label()}: {what}; if the size of a model changes, create a new optimizer"
         )
 
     def _label(self) -> str:

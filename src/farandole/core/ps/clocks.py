@@ -38,9 +38,9 @@ class Rule(NamedTuple):
             rule = cls(*facts)
             kinds = [type(value) for value in rule]
         except TypeError as error:
-            raise WireError(f"a rule of parameter servers cannot be read: {error}") from None
+            raise WireError(f"the rule of parameter servers is malformed: {error}") from None
         if kinds != [bool, int, int, bool, str, float, float] or rule.optimizer not in OPTIMIZERS:
-            raise WireError(f"a rule of parameter servers cannot be {facts!r}")
+            raise WireError(f"the rule of parameter servers is invalid: {facts!r}")
         return rule
 
 
@@ -115,7 +115,8 @@ class Clocks:
     def _decide(self, rank: int, pulled: int) -> PushDecision:
         if not 0 <= pulled <= self.version:
             raise WireError(
-                f"rank {rank} set out from version {pulled} of a centre at {self.version}", rank
+                f"rank {rank} started from version {pulled} of a centre at version {self.version}",
+                rank,
             )
         self._come_back(rank)
         self.clocks[rank] += 1

@@ -71,7 +71,7 @@ class ServerConnection:
         does not answer at once may be well, so its replica must not take over.
         """
         while True:
-            trouble = self._trouble or "it hung up"
+            trouble = self._trouble or "it closed the connection"
             if asked:
                 try:
                     found = self._receive(into)
@@ -112,7 +112,7 @@ class ServerConnection:
         replica takes over. Without a replica, warn and go on waiting, up to ``patience``.
         """
         if self._hurried:
-            raise TimeoutError(f"it says nothing for {LAST:g} s")
+            raise TimeoutError(f"no data for {LAST:g} s")
         try:
             reach(self._addresses[self._place], self._host, self._secret, PROOF).close()
             self._silent_since = time.monotonic()
@@ -123,8 +123,8 @@ class ServerConnection:
             seconds = time.monotonic() - self._silent_since
             if 0 < self._patience <= seconds:
                 raise TimeoutError(
-                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds"
-                    f" is {self._patience:g}"
+                    f"no response for {seconds:.0f} s"
+                    f" (--stall-check-shutdown-time-seconds={self._patience:g})"
                 ) from error
 
     def _warn(self, error: Exception) -> None:
@@ -136,8 +136,8 @@ class ServerConnection:
                 else "this rank waits for it"
             )
             logger.warning(
-                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is"
-                " gone; %s, and with --replicas 2 another one would go on",
+                "%s does not respond and accepts no connections (%s): it is suspended, or its"
+                " host is down; %s. --replicas 2 would keep the job running",
                 self._name(),
                 error,
                 ends,
@@ -175,10 +175,10 @@ class ServerConnection:
         self.close()
         if self._place + 1 == len(self._addresses):
             raise ServerLostError(
-                f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost"
+                f"{name} was lost ({trouble}), and it has no replica left: its model state is lost"
             )
         self._place += 1
-        logger.warning("%s was lost (%s); its replica goes on", name, trouble)
+        logger.warning("%s was lost (%s); its replica takes over", name, trouble)
 
     def _name(self) -> str:
         address = self._addresses[self._place]

@@ -60,12 +60,14 @@ class CentreGroup:
             self.rule = Rule.of(facts["rule"])
             self._codec = codec_of_pushes(str(facts["codec"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"what a rank says of its weights cannot be read: {error!r}") from None
+            raise WireError(
+                f"a rank sent a malformed description of its weights: {error!r}"
+            ) from None
         wrong = [kind for kind, count in self._parts if kind not in TYPES or count < 0]
         size = 0 if wrong else sum(np.dtype(kind).itemsize * count for kind, count in self._parts)
         if wrong or size > MOST or not ranks or len({*ranks}) < len(ranks):
             raise WireError(
-                f"a rank says that its weights are {self._parts} of ranks {ranks}, which cannot be"
+                f"a rank described its weights as {self._parts} of ranks {ranks}, which is invalid"
             )
         self.clocks = Clocks(ranks, self.rule)
         self.centre: Centre | None = None
@@ -92,7 +94,7 @@ class CentreGroup:
         )
         if self._codec is None or not fit:
             raise WireError(
-                f"payloads of {list(sizes)[:8]} bytes came where at most {most[:8]} were expected"
+                f"received payloads of {list(sizes)[:8]} bytes; at most {most[:8]} were expected"
             )
         return [np.empty(size, dtype=np.uint8) for size in sizes]
 
@@ -106,7 +108,7 @@ class CentreGroup:
                 for payload, out in zip(payloads, into, strict=False):
                     self._codec.unpack(payload, out)
         except (ValueError, IndexError) as error:
-            raise WireError(f"a push cannot be unpacked by {self._codec.spec}: {error}") from None
+            raise WireError(f"a push cannot be decoded by {self._codec.spec}: {error}") from None
 
     def begin(self, values: Sequence[Array]) -> None:
         """Create the centre from the initial weights, unless it exists."""
@@ -170,9 +172,9 @@ class CentreGroup:
         failure = Failure(
             f"all ranks must train the same weights, but rank {other}"
             f" {_changed(self._tensors, later._tensors)} after exchange {clocks[other]}, and rank"
-            f" {one} has gone on without that, to exchange {clocks[one]}. Add, freeze and unfreeze"
-            " parameters on all ranks in the same step; where ranks do not take as many steps,"
-            " call average_weights() before"
+            f" {one} continued without that change, to exchange {clocks[one]}. Add, freeze and"
+            " unfreeze parameters on all ranks in the same step; if ranks take different numbers"
+            " of steps, call average_weights() before"
         )
         group: CentreGroup | None = self
         while group is not None:
@@ -189,12 +191,12 @@ class CentreGroup:
         ):
             return (
                 f"all ranks must use the same strategy, but rank {rank} has {other._spec!r} and"
-                f" rank {known} has {self._spec!r}. Give one strategy to all of them"
+                f" rank {known} has {self._spec!r}. Set the same strategy on all ranks"
             )
         for mine, theirs in zip(other._tensors, self._tensors, strict=False):
             if mine != theirs:
                 return (
-                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} where"
+                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} and"
                     f" rank {known} has {_shown(theirs)}"
                 )
         if len(other._tensors) != len(self._tensors):
@@ -205,7 +207,7 @@ class CentreGroup:
         return (
             ""
             if other._parts == self._parts
-            else f"ranks {rank} and {known} have other numbers of servers"
+            else f"ranks {rank} and {known} have different numbers of servers"
         )
 
 
@@ -231,7 +233,10 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
         for what, tensors in changes
         if tensors
     ]
-    return " and ".join(texts) or "has other parameters of the same names"
+    return (
+        "has different parameters of the same names".join(texts)
+        or "has other parameters of the same names"
+    )
 
 
 def _shown(tensor: tuple[str, list[int], str]) -> str:

@@ -88,7 +88,7 @@ class Listener:
             if not self._closed:
                 self._newcomers.refuse("", error)
         except (WireError, KeyError, TypeError, ValueError) as error:
-            logger.warning("%s hung up on a connection: %r", self._place, error)
+            logger.warning("%s closed a connection: %r", self._place, error)
         except (OSError, HorovodInternalError, MemoryError) as error:
             logger.debug("%s lost a connection: %s", self._place, error)
         finally:

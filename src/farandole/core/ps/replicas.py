@@ -47,7 +47,7 @@ class Replicas:
                 self._forget(session, str(error))
                 continue
             if answer is None:
-                self._forget(session, "it hung up")
+                self._forget(session, "it closed the connection")
             elif answer.get("promoted"):
                 return False
         return True
@@ -66,7 +66,7 @@ class Replicas:
                     send(session, {"do": "replica"})
                 except (OSError, HorovodInternalError) as error:
                     logger.warning(
-                        "a replica of a parameter server cannot be reached (%s); the job goes on",
+                        "a replica of a parameter server cannot be reached (%s); the job continues",
                         error,
                     )
                     continue
@@ -79,12 +79,12 @@ class Replicas:
         """
         with contextlib.suppress(OSError, HorovodInternalError):
             send(session, DISMISSED)
-        self._forget(session, f"it did nothing for {ANSWER:g} s")
+        self._forget(session, f"no response for {ANSWER:g} s")
 
     def _forget(self, session: Session, why: str) -> None:
         assert self._sessions is not None
         self._sessions.remove(session)
         session.close()
         logger.warning(
-            "a replica of a parameter server was lost (%s); the job goes on without it", why
+            "a replica of a parameter server was lost (%s); the job continues without it", why
         )

@@ -124,7 +124,8 @@ class CentreServer(Listener):
         for (of, _), group in self._groups.items():
             if of == scope and group.failure is None and rank in group.known:
                 group.failure = Failure(
-                    f"rank {rank} hung up on the parameter servers in the middle of training", rank
+                    f"rank {rank} closed its connection to the parameter servers during training",
+                    rank,
                 )
 
     # ---- events; the lock is required ----
@@ -134,9 +135,9 @@ class CentreServer(Listener):
         order.
         """
         if not self._replicas.replicate({**message, "name": list(name)}, arrays):
-            logger.warning("another parameter server has taken this one's place")
+            logger.warning("another parameter server has replaced this one")
             self._retire()
-            raise WireError("another parameter server has taken this one's place")
+            raise WireError("another parameter server has replaced this one")
         return self._happen(name, message, arrays)
 
     def _retire(self) -> None:
@@ -164,7 +165,7 @@ class CentreServer(Listener):
             group.begin(arrays)
             return None
         if group.centre is None:
-            raise WireError(f"rank {rank} sent a {what} before there was a centre")
+            raise WireError(f"rank {rank} sent a {what} before a centre existed")
         if what == "push":
             found = group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays)
             group.compare(late=bool(message.get("late")))
@@ -177,7 +178,7 @@ class CentreServer(Listener):
         mine = CentreGroup(message)
         group = self._groups.setdefault(name, mine)
         if rank not in group.clocks.ranks:
-            raise WireError(f"rank {rank} says hello to a group of ranks {group.clocks.ranks}")
+            raise WireError(f"rank {rank} joined a group of other ranks, {group.clocks.ranks}")
         if (
             group.known
             and group.failure is None
@@ -238,15 +239,16 @@ class CentreServer(Listener):
             for other in clocks.here()
         ):
             who = ", ".join(map(str, awaited[:8])) + (" ..." if len(awaited) > 8 else "")
-            why = "slower than the others, or they hang"
+            why = "slower than the others, or hung"
             if self._groups[name].centre is None:
                 why = (
-                    "its weights begin this centre. It is slower, or hangs, or has other parameters"
-                    " by now: add, freeze and unfreeze parameters on all ranks in the same step"
+                    "its weights initialize this centre. It is slow or hung, or its parameters"
+                    " have changed: add, freeze and unfreeze parameters on all ranks in the same"
+                    " step"
                 )
             logger.warning(
-                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push"
-                " there: %s",
+                "rank %d has waited for %d s at a parameter server (of %s) for rank(s) %s to"
+                " push: %s",
                 rank,
                 seconds,
                 name[1].partition("/")[0],
@@ -288,7 +290,7 @@ class CentreServer(Listener):
                 group = self._groups.get(name)
             if message.get("data"):
                 if group is None:
-                    raise WireError("the primary sent numbers of a group that nobody knows")
+                    raise WireError("the primary sent numbers of an unknown group")
                 arrays = group.arrays()
                 receive_into(session, arrays)
             with self._changed:
@@ -306,8 +308,8 @@ class CentreServer(Listener):
         with self._changed:
             if not self._promoted:
                 logger.warning(
-                    "a replica of a parameter server has missed events while it was stopped, and"
-                    " ends"
+                    "a replica of a parameter server missed events while it was suspended, and"
+                    " exits"
                 )
                 self._retire()
 
@@ -336,7 +338,9 @@ class Client:
         elif what in ("begin", "push", "flush", "pull"):
             self._exchange(name, message)
         else:
-            raise WireError(f"rank {self.rank} asked a parameter server for {what!r}")
+            raise WireError(
+                f"rank {self.rank} sent a parameter server the unknown request {what!r}"
+            )
         return bool(what == "bye")
 
     def _hello(self, name: Name, message: Message) -> None:

@@ -66,9 +66,9 @@ def receive(session: Session) -> Message | None:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"{session.peer} sent a message that cannot be read: {error}") from None
+        raise WireError(f"{session.peer} sent a malformed message: {error}") from None
     if not isinstance(found, dict):
-        raise WireError(f"{session.peer} sent {str(found)[:100]} in place of a message")
+        raise WireError(f"{session.peer} sent {str(found)[:100]} instead of a message")
     return found
 
 
@@ -86,9 +86,7 @@ def receive_into(
         length = session.incoming.instead(head)
         if length is None:
             raise session.tampered()
-        raise WireError(
-            f"{session.peer} sent {length} bytes where {sum(map(len, parts))} were expected"
-        )
+        raise WireError(f"{session.peer} sent {length} bytes; {sum(map(len, parts))} were expected")
     for part in parts:
         fill(session, part, stalled)
     fill(session, tail, stalled)
@@ -112,5 +110,5 @@ def fill(session: Session, memory: memoryview, stalled: Callable[[], None] | Non
             stalled()
             continue
         if not count:
-            raise PeerLostError(f"{session.peer} hung up in the middle of a message")
+            raise PeerLostError(f"{session.peer} closed the connection in the middle of a message")
         memory = memory[count:]

@@ -36,7 +36,7 @@ class Faults:
         happen in order. Raises ValueError for a step below 1.
         """
         if step < 1:
-            raise ValueError(f"step={step}: steps are counted from 1")
+            raise ValueError(f"step={step}: steps start at 1")
         return Fault(self._planned.setdefault((rank, step), []))
 
     def happen(self, rank: int, step: int) -> bool:

@@ -46,7 +46,7 @@ class World:
         """Wake all ranks with an error. The first reason is kept."""
         with self.lock:
             if not self.why:
-                self.why = why or "the wire was aborted"
+                self.why = why or "the transport was aborted"
                 self.who = who
             self.wake_all()
             subworlds = list(self.subworlds.values())
@@ -148,7 +148,7 @@ class InprocLink:
         if len(message.data) != len(recv):
             sender, receiver = world.names[src], world.names[self.rank]
             why = (
-                f"rank {sender} sent {len(message.data)} bytes where rank {receiver} expected"
+                f"rank {sender} sent {len(message.data)} bytes; rank {receiver} expected"
                 f" {len(recv)}"
             )
             self.abort(why)

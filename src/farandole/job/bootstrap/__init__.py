@@ -59,8 +59,8 @@ class ClusterJob(NamedTuple):
         """
         if not isinstance(self.bootstrap, MpiBootstrap):
             raise ValueError(
-                f"init(comm=...): {self.bootstrap.name} has started these {self.placement.size}"
-                " processes, and a part of them can be a job of its own only by mpirun; use"
+                f"init(comm=...): {self.bootstrap.name} started these {self.placement.size}"
+                " processes, and only mpirun supports a job of some of them; use"
                 " init(process_sets=[ProcessSet(ranks)])"
             )
         return ClusterJob(*mpi.part_of(comm, self.placement, settings.start_timeout))
@@ -104,7 +104,7 @@ def incomplete_placement(env: Mapping[str, str]) -> IncompletePlacement | None:
     rank, size = integers(env, ("PMI_RANK", "PMI_SIZE")) or (0, 1)
     if size > 1 and not any(bootstrap.placement(env) for bootstrap in BOOTSTRAPS):
         return IncompletePlacement(
-            rank, size, "PMI_RANK, PMI_SIZE", "who is on which host (no MPI_LOCALRANKID)"
+            rank, size, "PMI_RANK, PMI_SIZE", "the host of each rank (no MPI_LOCALRANKID)"
         )
     rank, size = integers(env, WHO) or (0, 1)
     if size > 1 and any(name in env for name in WHERE) and find(env) is None:
@@ -112,7 +112,7 @@ def incomplete_placement(env: Mapping[str, str]) -> IncompletePlacement | None:
         where = (
             f"no {lacks[0]}" if lacks else "by torch.distributed, and PyTorch is not installed here"
         )
-        return IncompletePlacement(rank, size, ", ".join(WHO), f"where they meet ({where})")
+        return IncompletePlacement(rank, size, ", ".join(WHO), f"a meeting address ({where})")
     return None
 
 
@@ -128,10 +128,9 @@ def check(env: Mapping[str, str]) -> None:
         return
     if rank >= max(size, 1) or rank < 0 < size - 1:
         raise SettingsError(
-            f"the environment of this process has RANK={rank} and WORLD_SIZE={size}, and a RANK is"
-            " a number from 0 to WORLD_SIZE - 1. Give all ranks of a job the same WORLD_SIZE; a"
-            " process that is to train alone has neither (unset RANK WORLD_SIZE), or"
-            " FARANDOLE_SIZE=1"
+            f"RANK={rank} must be a number from 0 to WORLD_SIZE - 1, and WORLD_SIZE={size} in the"
+            " environment of this process. Give all ranks of a job the same WORLD_SIZE; to train"
+            " alone, unset both (unset RANK WORLD_SIZE), or set FARANDOLE_SIZE=1"
         )
 
 

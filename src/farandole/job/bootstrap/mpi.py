@@ -104,8 +104,8 @@ class MpiBootstrap:
             return pmi.broadcast(placement, text, timeout, siblings)
         raise SettingsError(
             f"mpirun started this process as rank {placement.rank} of {placement.size}, but its"
-            f" ranks cannot find each other: {trouble}, and this mpirun offers no PMI-1 (PMI_FD)"
-            " instead. Install mpi4py for the MPI of this mpirun (pip install mpi4py), or start"
+            f" ranks cannot find each other: {trouble}, and this mpirun does not offer PMI-1"
+            " (PMI_FD). Install mpi4py for the MPI of this mpirun (pip install mpi4py), or start"
             " the job with: farandole run --launcher mpi"
         )
 
@@ -150,9 +150,9 @@ def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[MpiPartBoo
     """
     text = (
         f"farandole: init(comm=...) of process {placement.rank} of mpirun took longer than"
-        f" {timeout:g} s: MPI waits for all processes of the part, and to be initialised for all of"
-        " mpirun's. Those in no part must also initialise it (from mpi4py import MPI); if starting"
-        " takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
+        f" {timeout:g} s: MPI waits for all processes of comm, and for all of mpirun's processes"
+        " to initialize MPI. Processes outside comm must initialize it, too (from mpi4py import"
+        " MPI); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
     )
     with _ending(timeout, text):
         return _part_of(comm, placement)
@@ -164,8 +164,8 @@ def _part_of(comm: Any, placement: Placement) -> tuple[MpiPartBootstrap, Placeme
         MPI = library()
     except (ImportError, RuntimeError) as error:
         raise SettingsError(
-            "init(comm=...): a part of mpirun's processes needs mpi4py, which cannot be used"
-            f" ({error})"
+            "init(comm=...): a job of some of mpirun's processes needs mpi4py, which cannot be"
+            f" used ({error})"
         ) from error
     if not hasattr(comm, "Get_group"):
         ranks = list(comm)
@@ -176,8 +176,8 @@ def _part_of(comm: Any, placement: Placement) -> tuple[MpiPartBootstrap, Placeme
         ):
             raise ValueError(
                 f"init(comm={ranks}): this process is rank {placement.rank} of {placement.size};"
-                " the list must hold it, and each of its ranks once: only those in the list call"
-                " init"
+                " the list must contain this rank, and each rank once. Call init(comm=...) only"
+                " on ranks in the list"
             )
         comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
     near = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -216,8 +216,8 @@ def watched(placement: Placement, timeout: float) -> Iterator[None]:
         return
     text = (
         f"farandole: rank {placement.rank}: all ranks of {placement.hostname} are in init(), but"
-        f" those of other hosts did not reach it within {timeout:g} s. Every rank must call init();"
-        " if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
+        f" ranks of other hosts did not reach it within {timeout:g} s. Every rank must call"
+        " init(); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT).\n"
     )
     with _ending(timeout, text):
         yield
@@ -249,8 +249,8 @@ def world_of(placement: Placement) -> tuple[Any, str]:
     return (
         None,
         (
-            f"mpi4py, with {version}, is rank {world.Get_rank()} of {world.Get_size()}: it does not"
-            " belong to this mpirun"
+            f"mpi4py, with {version}, is rank {world.Get_rank()} of {world.Get_size()}: it is"
+            " built for a different MPI than this mpirun"
         ),
     )
 

@@ -62,8 +62,8 @@ def broadcast(
         raise
     except OSError as error:
         raise HorovodInternalError(
-            f"mpirun's process manager hung up (PMI_FD): {error}. It serves one program of each"
-            " rank: of those that a script runs one after the other, only one may call init()"
+            f"mpirun's process manager closed the connection (PMI_FD): {error}. It serves one"
+            " program per rank: if a script runs several, only one may call init()"
         ) from error
     finally:
         manager.close()
@@ -171,7 +171,7 @@ class Manager:
                 continue
             if not data or len(self._text) > _LONGEST:
                 raise ConnectionError(
-                    "it has closed the connection" if not data else "its answer has no end"
+                    "it closed the connection" if not data else "its answer is incomplete"
                 )
             self._text += data
         line, _, self._text = self._text.partition(b"\n")

@@ -24,7 +24,7 @@ PAUSE = 0.05  # seconds between checks for the file
 ENDED = "ended"  # the file's content if rank 0 ended before writing it
 TOLD = 3.0  # seconds to keep this content, because other nodes may see the file late
 CURE = (
-    "set HOME to a folder that the nodes share, use srun --mpi=pmi2, or start the job with:"
+    "set HOME to a folder shared by the nodes, use srun --mpi=pmi2, or start the job with:"
     " farandole run --launcher slurm"
 )
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
@@ -75,7 +75,7 @@ class SlurmBootstrap:
                 write(path, message)
             except OSError as error:
                 raise SettingsError(
-                    "the ranks of a Slurm step meet by a file in the home directory, and rank 0"
+                    "ranks of a Slurm step meet through a file in the home directory, but rank 0"
                     f" cannot write {path} ({error.strerror}): {CURE}"
                 ) from None
             return message
@@ -98,9 +98,7 @@ def tasks_per_node(text: str) -> list[int]:
     for item in text.split(","):
         match = _TASKS.fullmatch(item.strip())
         if match is None:
-            raise SettingsError(
-                f"SLURM_TASKS_PER_NODE={text!r} cannot be read: it must be like 2(x3),1"
-            )
+            raise SettingsError(f"SLURM_TASKS_PER_NODE={text!r} must be like 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -115,7 +113,7 @@ def meeting_point(env: Mapping[str, str]) -> Path:
         home = Path.home()
     except RuntimeError as error:
         raise SettingsError(
-            "the ranks of a Slurm step meet by a file in the home directory, and this user has"
+            "ranks of a Slurm step meet through a file in the home directory, but this user has"
             f" none: {CURE}"
         ) from error
     return home / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
@@ -154,8 +152,8 @@ def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = 
                 return file.read()
         time.sleep(PAUSE)
     raise RendezvousError(
-        f"rank {placement.rank} of this Slurm step found no {path} within {timeout:g} s. Rank 0"
-        " writes it in init(): every rank must call that. If the nodes do not share the home"
+        f"rank {placement.rank} of this Slurm step did not find {path} within {timeout:g} s. Rank"
+        " 0 writes it in init(), which every rank must call. If the nodes do not share the home"
         " directory, use srun --mpi=pmi2, or start the job with: farandole run --launcher slurm",
         [0],
     )
@@ -164,9 +162,9 @@ def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = 
 def _check(found: os.stat_result, path: Path) -> None:
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise AuthenticationError(
-            f"{path} belongs to user {found.st_uid} and has the mode"
-            f" {stat.S_IMODE(found.st_mode):o}: the job's secret is in it, so it must belong to"
-            f" user {os.geteuid()} and be closed to all others (chmod go= {path})"
+            f"{path} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}:"
+            f" it contains the job's secret, so it must belong to user {os.geteuid()} and be"
+            f" closed to all others (chmod go= {path})"
         )
 
 

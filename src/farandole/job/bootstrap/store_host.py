@@ -175,8 +175,8 @@ class StoreHost:
         """
         rank, size = min(self._wrong_sizes.items())
         text = (
-            f"rank {rank} was started as one of {size} ranks, rank 0 as one of {self._size}:"
-            " whatever starts them must tell all ranks the same number"
+            f"rank {rank} was started as one of {size} ranks, but rank 0 as one of {self._size}:"
+            " start all ranks with the same number"
         )
         refusal = Assignment(wrong_size=text).to_bytes()
         for number in range(max(self._size, *self._wrong_sizes.values())):
@@ -222,7 +222,7 @@ class StoreHost:
             name = f"rank {rank} on {self._nodes[rank][0]}" if self._nodes else f"rank {rank}"
             data = self.server.get(keys.outcome(rank))
             if data is None and rank not in self.remaining():
-                lines.append(f"{name} ended without a report: it was killed, or called os._exit")
+                lines.append(f"{name} ended without a report: it was killed, or it called os._exit")
             with contextlib.suppress(ValueError):
                 outcome = Outcome.from_bytes(data) if data is not None else None
                 if outcome is not None and outcome.status == "error":

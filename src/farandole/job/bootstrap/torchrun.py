@@ -90,8 +90,8 @@ class TorchVariablesBootstrap:
     name: ClassVar[str] = "torch"
     ends_together = False
     absence_hint: ClassVar[str] = (
-        " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment say that this process is"
-        " one of several; if it is to train alone, set FARANDOLE_SIZE=1."
+        " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment make this process one"
+        " of several; to train alone, set FARANDOLE_SIZE=1."
     )
 
     def __init__(self) -> None:
@@ -128,8 +128,8 @@ class TorchVariablesBootstrap:
         if placement.rank >= placement.size or not port.isdecimal():
             raise SettingsError(
                 f"RANK={placement.rank} must be below WORLD_SIZE={placement.size}, and"
-                f" MASTER_PORT={port!r} a number: all ranks of a job are given these, from 0"
-                f" on.{self.absence_hint}"
+                f" MASTER_PORT={port!r} must be a number: set them for all ranks of a job, from"
+                f" rank 0.{self.absence_hint}"
             )
         deadline = time.monotonic() + timeout
         while True:
@@ -150,9 +150,8 @@ class TorchVariablesBootstrap:
                 raise RendezvousError(
                     f"rank {placement.rank} of {placement.size} meets the others at {host}:{port}"
                     f" (MASTER_ADDR, MASTER_PORT), and {trouble}: {_first_line(error)}. All ranks"
-                    " must have the same of both, with a port that nothing else has, and call"
-                    " init(); if starting takes longer, raise"
-                    f" FARANDOLE_START_TIMEOUT.{self.absence_hint}",
+                    " must use the same address and an unused port, and call init(); if starting"
+                    f" takes longer, raise FARANDOLE_START_TIMEOUT.{self.absence_hint}",
                     [0] if placement.rank else [],
                 ) from error
 
@@ -225,9 +224,9 @@ def _agent(env: Mapping[str, str]) -> int:
 def _through_store(placement: Placement, text: Callable[[], str], timeout: float) -> str:
     if os.environ.get(AGENT_STORE) != "True":
         raise SettingsError(
-            f"torchrun started this process as rank {placement.rank} of {placement.size} on several"
-            " hosts, and keeps no store for its ranks. Start it with --rdzv-backend c10d, or the"
-            " job with: farandole run"
+            f"torchrun started this process as rank {placement.rank} of {placement.size} on"
+            " several hosts, but provides no store for its ranks. Start torchrun with"
+            " --rdzv-backend c10d, or the job with: farandole run"
         )
     store_of: Any = _stores()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

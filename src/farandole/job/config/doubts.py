@@ -29,8 +29,8 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
                 else ""
             )
             found.append(
-                f"{setting.name} is {amount}, which is hardly meant: {setting.flag} and"
-                f" {setting.variable} count {setting.unit}{horovod} (default:"
+                f"{setting.name} is {amount}, which is unlikely to be intended: {setting.flag}"
+                f" and {setting.variable} are in {setting.unit}{horovod} (default:"
                 f" {setting.shown(setting.default)} {setting.unit})"
             )
     return [*found, *_misspelt(env)]
@@ -51,7 +51,7 @@ def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
                 near = nearest(name.removeprefix(prefix), known | also, alike)
                 if near:
                     yield (
-                        f"the environment has {name}, which is no setting; did you mean"
+                        f"the environment has {name}, which is not a setting; did you mean"
                         f" {(known | also)[near]}?"
                     )
 

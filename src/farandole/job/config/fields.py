@@ -211,9 +211,7 @@ def parse(setting: Setting, name: str, text: str) -> Any:
         value = _READ[kind](text)
     except ValueError:
         kinds = {int: "a whole number", float: "a number", bool: "0 or 1"}
-        raise SettingsError(
-            f"{name}={text!r} cannot be read: it must be {kinds[kind]} ({setting.doc})"
-        ) from None
+        raise SettingsError(f"{name}={text!r} must be {kinds[kind]} ({setting.doc})") from None
     value = checked(setting, name, value)
     return value if scale == 1.0 else setting.kind(value * scale)
 
@@ -244,7 +242,7 @@ def checked(setting: Setting, name: str, value: Any) -> Any:
         if value.lower() not in known:
             near = did_you_mean(value.lower(), known)
             raise SettingsError(
-                f"{name}={value!r} is not known; choose one of {', '.join(known)}{near}"
+                f"{name}={value!r} is not a valid choice; choose one of {', '.join(known)}{near}"
             )
         return value.lower()
     if setting.plugins and value:

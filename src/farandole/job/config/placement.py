@@ -22,7 +22,7 @@ class Placement(Variables):
     )
     hostname: str = setting("", "this host's name in the job", horovod="HOROVOD_HOSTNAME")
     homogeneous: bool = setting(True, "every host runs the same number of processes")
-    generation: int = setting(0, "number of the job's membership; a new one has a higher number")
+    generation: int = setting(0, "version of the job's membership; increases when it changes")
 
 
 class Connection(Variables):
@@ -30,6 +30,6 @@ class Connection(Variables):
 
     store: str = setting("", "host:port of the job's store; empty: no job, one rank")
     secret: str = setting(
-        "", "the job's secret, in hex; with tls: in front, connections are encrypted"
+        "", "the job's secret, in hex; with the prefix tls:, connections are encrypted"
     )
     launcher: str = setting("", "name of the launcher that started this process")

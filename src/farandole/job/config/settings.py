@@ -10,7 +10,7 @@ MIB = 1 << 20
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 SWITCH = ("auto", "on", "off")
 SIZES = (1 << 10, 1 << 40)  # plausible message sizes, in bytes
-EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "ranks that stay away"
+EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "stalled ranks"
 TIMELINE, AUTOTUNE, OTHER = "timeline", "autotune", "other"
 
 
@@ -19,7 +19,7 @@ class Settings(Variables):
 
     transport: str = setting(
         "auto",
-        "wire between ranks: auto, shm (shared memory), tcp, or one that another distribution adds",
+        "transport between ranks: auto, shm (shared memory), tcp, or one from another distribution",
         flag="--transport",
         group=EXCHANGE,
         choices=("auto", *registry.BUILT_IN["wire"]),
@@ -27,7 +27,7 @@ class Settings(Variables):
     )
     fusion_threshold: int = setting(
         64 * MIB,
-        "size up to which tensors are fused into one exchange; 0 = no fusion",
+        "tensors are fused into exchanges of up to this size; 0 = no fusion",
         flag="--fusion-threshold-mb",
         horovod="HOROVOD_FUSION_THRESHOLD",
         group=EXCHANGE,
@@ -37,7 +37,7 @@ class Settings(Variables):
     )
     bucket_bytes: int = setting(
         8 * MIB,
-        "size of the gradients that are collected before they are exchanged",
+        "gradients are exchanged in buckets of this size",
         flag="--bucket-mb",
         group=EXCHANGE,
         unit="MiB",
@@ -46,23 +46,23 @@ class Settings(Variables):
     )
     strategy: str = setting(
         "allreduce",
-        "what ranks exchange: gradients (allreduce, adasum), or weights now and then (local_sgd:8,"
+        "gradients to exchange (allreduce, adasum), or weights from time to time (local_sgd:8,"
         " ...)",
         flag="--strategy",
         group=EXCHANGE,
     )
     codec: str = setting(
         "",
-        "add up gradients compressed: a name like int8, or name:argument, like topk:0.01 (see"
-        " docs/strategies.md)",
+        "compress gradients before they are summed: a name like int8, or name:argument, like"
+        " topk:0.01 (see docs/strategies.md)",
         flag="--codec",
         group=EXCHANGE,
         plugins="codec",
     )
     servers: int = setting(
         1,
-        "parameter servers, of strategies like ps and ssp: one beside the driver, several on the"
-        " ranks' hosts",
+        "number of parameter servers, for strategies like ps and ssp: one runs next to the"
+        " driver, several on the ranks' hosts",
         flag="--servers",
         group=EXCHANGE,
         least=1,
@@ -70,7 +70,7 @@ class Settings(Variables):
     )
     replicas: int = setting(
         1,
-        "processes of each parameter server, of which all but one may be lost",
+        "processes per parameter server; all but one may be lost",
         flag="--replicas",
         group=EXCHANGE,
         least=1,
@@ -78,24 +78,23 @@ class Settings(Variables):
     )
     overlap: str = setting(
         "auto",
-        "exchange gradients while backward computes: on, off, or auto (where there are cores to"
-        " spare)",
+        "exchange gradients during backward: on, off, or auto (if there are cores to spare)",
         flag="--overlap",
         group=EXCHANGE,
         choices=SWITCH,
     )
     nccl: str = setting(
         "auto",
-        "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank"
-        " has one)",
+        "exchange tensors between GPUs directly, with NCCL: on, off (through host memory), or"
+        " auto (if every rank has a GPU)",
         flag="--nccl",
         group=EXCHANGE,
         choices=SWITCH,
     )
     cycle_time: float = setting(
         1.0,
-        "time for which asynchronous collectives are gathered before the background thread starts"
-        " on them",
+        "time for which asynchronous collectives are collected before the background thread runs"
+        " them",
         flag="--cycle-time-ms",
         horovod="HOROVOD_CYCLE_TIME",
         group=EXCHANGE,
@@ -104,21 +103,21 @@ class Settings(Variables):
     )
     cache_capacity: int = setting(
         1024,
-        "signatures remembered by the response cache; 0 = off",
+        "number of signatures in the response cache; 0 = off",
         flag="--cache-capacity",
         horovod="HOROVOD_CACHE_CAPACITY",
         group=EXCHANGE,
     )
     network_interfaces: str = setting(
         "",
-        "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the"
-        " fastest first",
+        "interfaces for the job's traffic, like eth0,ib0; default: all that answer, the fastest"
+        " first",
         flag="--network-interfaces",
         group=HOSTS,
     )
     tcp_streams: int = setting(
         1,
-        "TCP connections between two ranks; several for long links, and for networks that limit"
+        "TCP connections between two ranks; use several on long links, and on networks that limit"
         " each connection",
         flag="--tcp-streams",
         group=HOSTS,
@@ -127,34 +126,33 @@ class Settings(Variables):
     )
     tls: bool = setting(
         False,
-        "encrypt what goes between hosts (TLS 1.3), with a certificate of the job's own at"
-        " each end",
+        "encrypt traffic between hosts (TLS 1.3), with the job's own certificate at each end",
         flag="--tls",
         group=HOSTS,
     )
     ssh_port: int = setting(
         0,
-        "port of ssh on all hosts; 0: as ssh's configuration says",
+        "port of ssh on all hosts; 0 = the port in ssh's configuration",
         flag="--ssh-port",
         group=HOSTS,
         most=65535,
     )
     ssh_identity_file: str = setting(
-        "", "file with the private key for ssh", flag="--ssh-identity-file", group=HOSTS
+        "", "private key file for ssh", flag="--ssh-identity-file", group=HOSTS
     )
     ssh_options: str = setting(
         "", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS
     )
     stall_check_disable: bool = setting(
         False,
-        "do not warn about ranks that stay away",
+        "do not warn about stalled ranks",
         flag="--no-stall-check",
         horovod="HOROVOD_STALL_CHECK_DISABLE",
         group=STALLS,
     )
     stall_warning_seconds: float = setting(
         60.0,
-        "time after which a waiting tensor is reported",
+        "time before a waiting tensor is reported",
         flag="--stall-check-warning-time-seconds",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         group=STALLS,
@@ -162,7 +160,7 @@ class Settings(Variables):
     )
     stall_shutdown_seconds: float = setting(
         0.0,
-        "time after which a stalled job is ended; 0 = never",
+        "time before a stalled job is ended; 0 = never",
         flag="--stall-check-shutdown-time-seconds",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         group=STALLS,
@@ -170,8 +168,8 @@ class Settings(Variables):
     )
     check: str = setting(
         "warn",
-        "when ranks hold different weights, step differently or read the same data: warn, raise,"
-        " or off",
+        "if ranks hold different weights, step differently or read the same data: warn, raise, or"
+        " off",
         flag="--check",
         group=OTHER,
         choices=("warn", "raise", "off"),
@@ -179,55 +177,55 @@ class Settings(Variables):
     timeline: str = setting(
         "",
         "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline()"
-        " names it",
+        " sets the file",
         flag="--timeline-filename",
         horovod="HOROVOD_TIMELINE",
         group=TIMELINE,
     )
     timeline_mark_cycles: bool = setting(
         False,
-        "a mark in the timeline for every round of agreement",
+        "mark each negotiation cycle in the timeline",
         flag="--timeline-mark-cycles",
         horovod="HOROVOD_TIMELINE_MARK_CYCLES",
         group=TIMELINE,
     )
     timeline_all_ranks: bool = setting(
         False,
-        "every rank writes its timeline, to <file>.rank<N>; see farandole timeline merge",
+        "write a timeline on every rank, to <file>.rank<N>; see farandole timeline merge",
         flag="--timeline-all-ranks",
         group=TIMELINE,
     )
     autotune: bool = setting(
         False,
-        "try out sizes of exchanges while training, and keep the fastest",
+        "try exchange sizes during training, and keep the fastest",
         flag="--autotune",
         horovod="HOROVOD_AUTOTUNE",
         group=AUTOTUNE,
     )
     autotune_log: str = setting(
         "",
-        "CSV file for what autotune tried, the best in the last row",
+        "CSV file of the sizes that autotune tried, the best in the last row",
         flag="--autotune-log-file",
         horovod="HOROVOD_AUTOTUNE_LOG",
         group=AUTOTUNE,
     )
     autotune_warmup_samples: int = setting(
         3,
-        "samples that autotune throws away at first",
+        "samples that autotune discards at first",
         flag="--autotune-warmup-samples",
         horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         group=AUTOTUNE,
     )
     autotune_steps_per_sample: int = setting(
         10,
-        "training steps that autotune measures as one",
+        "training steps per sample of autotune",
         flag="--autotune-steps-per-sample",
         horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         group=AUTOTUNE,
     )
     autotune_bayes_opt_max_samples: int = setting(
         20,
-        "sizes that autotune tries at most",
+        "most sizes that autotune tries",
         flag="--autotune-bayes-opt-max-samples",
         horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         group=AUTOTUNE,
@@ -242,14 +240,14 @@ class Settings(Variables):
     )
     dynamic_process_sets: bool = setting(
         False,
-        "process sets may be added and removed after init()",
+        "allow process sets to be added and removed after init()",
         flag="--dynamic-process-sets",
         horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
         group=OTHER,
     )
     join_mean_of_present: bool = setting(
         False,
-        "after join(), averages are over the ranks that still have data, not over all",
+        "after join(), average over the ranks that still have data, not over all ranks",
         flag="--join-mean-of-present",
         group=OTHER,
     )
@@ -275,7 +273,7 @@ class Settings(Variables):
     )
     log_level: str = setting(
         "warning",
-        "from which level on the log is shown: trace, debug, info, warning, error or fatal",
+        "lowest level to log: trace, debug, info, warning, error or fatal",
         flag="--log-level",
         horovod="HOROVOD_LOG_LEVEL",
         group=OTHER,

@@ -34,8 +34,8 @@ def check(comm: Any, placement: Placement) -> None:
         if numbers != [placement.rank, placement.size]:
             raise ValueError(
                 f"init(comm=...): this process is rank {numbers[0]} of {numbers[1]} in the"
-                f" communicator and rank {placement.rank} of {placement.size} in the job, which"
-                " must be the same: give MPI.COMM_WORLD, or none; for a part of the ranks use"
+                f" communicator but rank {placement.rank} of {placement.size} in the job: pass"
+                " MPI.COMM_WORLD or no comm; for a part of the ranks use"
                 " init(process_sets=[ProcessSet(comm)])"
             )
         return
@@ -47,8 +47,8 @@ def check(comm: Any, placement: Placement) -> None:
     # After shutdown(), programs pass the same list again.
     if list(comm) not in (list(range(placement.size)), _part):
         raise ValueError(
-            f"init(comm={list(comm)}): this job has ranks 0 to {placement.size - 1}, and all of"
-            " them must be in, in this order; for a part of them use"
+            f"init(comm={list(comm)}): this job has ranks 0 to {placement.size - 1}, and comm"
+            " must list all of them in this order; for a part of them use"
             " init(process_sets=[ProcessSet(ranks)])"
         )
 

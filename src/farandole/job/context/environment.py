@@ -96,8 +96,8 @@ def check_rank(placement: Placement) -> None:
     if not 0 <= placement.rank < placement.size:
         raise SettingsError(
             f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of"
-            f" ranks, {placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or let farandole"
-            " run do it"
+            f" ranks, {placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or use"
+            " farandole run"
         )
 
 
@@ -108,14 +108,14 @@ _NAMES = {
     "torch": "RANK, WORLD_SIZE, MASTER_*",
 }
 _LOST = (
-    "{} {}, but the variables that say who this process is ({}) are not in its environment: it"
-    " trains alone, as rank 0 of 1. Keep them (sudo -E, a container's --env); or set"
-    " FARANDOLE_SIZE=1 if it is to be alone"
+    "{} {}, but the environment of this process lacks the variables of its rank ({}): it trains"
+    " alone, as rank 0 of 1. Pass them on (sudo -E, a container's --env), or set FARANDOLE_SIZE=1"
+    " to train alone"
 )
 _UNKNOWN = (
-    "this process was started as rank {} of {} ({}), by a launcher that does not say {}, so its"
-    " ranks are not joined: it trains alone, as rank 0 of 1. Start the job by farandole run,"
-    " Hydra's or Open MPI's mpirun, srun or torchrun; or set FARANDOLE_SIZE=1 if it is to be alone"
+    "this process was started as rank {} of {} ({}), but its launcher does not provide {}: it"
+    " trains alone, as rank 0 of 1. Start the job with farandole run, Hydra's or Open MPI's"
+    " mpirun, srun or torchrun, or set FARANDOLE_SIZE=1 to train alone"
 )
 
 

@@ -117,8 +117,9 @@ def _check_process_sets(process_sets: Any) -> None:
     for process_set in process_sets or ():
         if not isinstance(process_set, ProcessSet):
             raise ValueError(
-                f"process_sets={process_sets!r}: {process_set!r} is no ProcessSet. Make one,"
-                ' ProcessSet([0, 1]), which collectives take as well; or give "dynamic"'
+                f"process_sets={process_sets!r}: {process_set!r} is not a ProcessSet. Give sets"
+                " like ProcessSet([0, 1]), which you can then pass to collectives, or"
+                ' "dynamic"'
             )
 
 
@@ -141,7 +142,7 @@ def enter(
             placement, connection, settings, session.store(), session.session_id()
         )
     except BaseException as error:
-        transport.abort(f"rank {placement.rank} could not initialise: {error}")
+        transport.abort(f"rank {placement.rank} could not initialize: {error}")
         transport.close()
         raise
 

@@ -146,7 +146,7 @@ class Observers:
         if not settings.autotune or placement.rank:
             return None
         if placement.size == 1:
-            logger.info("--autotune has nothing to do: there is one rank")
+            logger.info("--autotune has no effect on a single rank")
             return None
         from farandole.core.observe.autotune import Tuner
 

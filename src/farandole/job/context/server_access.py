@@ -46,8 +46,8 @@ class ServerAccess:
         if self._servers is None:
             if store is None:
                 raise SettingsError(
-                    "parameter servers need the store of a job, and this one has none: start it"
-                    " with farandole run, farandole.run, mpirun or srun"
+                    "parameter servers need the store of a job, and this process has none: start"
+                    " it with farandole run, farandole.run, mpirun or srun"
                 )
             scope = "" if store.try_get(keys.JOB) is not None else self._scope
             if scope:
@@ -65,7 +65,7 @@ class ServerAccess:
         if self._peer is None:
             if store is None:
                 raise SettingsError(
-                    "ranks that average in the background need the store of a job, and this one has"
+                    "averaging in the background needs the store of a job, and this process has"
                     " none: start it with farandole run, farandole.run, mpirun or srun"
                 )
             from farandole.core.gossip.peer_group import PeerServer
@@ -127,8 +127,8 @@ class ServerAccess:
             cure = "if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
             if scope:
                 cure += (
-                    ". No driver is here that starts it, and rank 0 does when it uses it itself:"
-                    " take rank 0 into the process set, or start the job with farandole run"
+                    ". Without a driver, rank 0 must start it: include rank 0 in the process set,"
+                    " or start the job with farandole run"
                 )
             number = late[0] // replicas
             raise RendezvousError(
@@ -144,9 +144,8 @@ class ServerAccess:
     def _serve(self, store: StoreClient, scope: str) -> None:
         if self._settings.replicas > 1:
             raise SettingsError(
-                f"--replicas {self._settings.replicas} needs server processes, and there is no"
-                " driver here that could start them: start the job with farandole run, or leave"
-                " out --replicas"
+                f"--replicas {self._settings.replicas} needs server processes, and only a driver"
+                " starts them: start the job with farandole run, or leave out --replicas"
             )
         if self._placement.rank:
             return

@@ -70,8 +70,8 @@ class SetEngines:
             or not 0 <= members[0] <= members[-1] < size
         ):
             raise ValueError(
-                f"ProcessSet({list(ranks)}): a process set needs at least one rank, each once, from"
-                f" 0 to {size - 1}"
+                f"ProcessSet({list(ranks)}): a process set needs at least one rank, each listed"
+                f" once, from 0 to {size - 1}"
             )
         if members in self._ranks.values():
             raise ValueError(f"Attempted to add a duplicate process set: {list(members)}")
@@ -162,8 +162,8 @@ class SetEngines:
             self._engines[0].run([Entry(request, Buffer(none, none, DType.UINT8))])
         except MismatchError as error:
             raise ValueError(
-                f"all ranks must {verb} the same process sets in the same order; this rank came"
-                f" with {list(members)} ({error})"
+                f"all ranks must {verb} the same process sets in the same order; this rank has"
+                f" {list(members)} ({error})"
             ) from error
 
     def _of_all(self, mine: Any) -> Any:

@@ -60,8 +60,8 @@ def check_store(placement: Placement, connection: Connection) -> None:
     if not connection.store or not connection.secret:
         raise SettingsError(
             f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or"
-            " FARANDOLE_SECRET is missing: start it with 'farandole run', or unset HOROVOD_SIZE to"
-            " run one rank alone"
+            " FARANDOLE_SECRET is missing: start it with farandole run, or unset HOROVOD_SIZE to"
+            " run a single rank"
         )
 
 
@@ -164,7 +164,9 @@ def connect(
     if settings.transport != "auto":
         check_same_settings(wiring.share("listening", shared_settings(settings)))
         logger.info(
-            "rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport
+            "rank %d: transport %r connects all ranks, as set by --transport",
+            rank,
+            settings.transport,
         )
         return wiring.wire(settings.transport, scope, range(size))
     rendezvous = wiring.rendezvous()
@@ -198,9 +200,9 @@ def check_same_settings(shared: Sequence[str]) -> None:
         other = next((rank for rank, theirs in enumerate(ranks) if theirs[name] != value), 0)
         if other:
             raise SettingsError(
-                f"rank 0 was started with {name}={value}, rank {other} with"
-                f" {name}={ranks[other][name]}: set the same for all ranks (Open MPI's mpirun hands"
-                " a variable to other hosts by -x)"
+                f"rank 0 was started with {name}={value}, but rank {other} with"
+                f" {name}={ranks[other][name]}: set the same value for all ranks (Open MPI's"
+                " mpirun passes a variable to other hosts with -x)"
             )
 
 
@@ -209,13 +211,13 @@ def check_encryption(connection: Connection, settings: Settings, rank: int) -> N
     if settings.tls != encrypted(connection.secret):
         here, job = ("with", "without") if settings.tls else ("without", "with")
         raise SettingsError(
-            f"rank {rank} was started {here} --tls (FARANDOLE_TLS={int(settings.tls)}), its job"
-            f" {job}: set it for all ranks, or for none"
+            f"rank {rank} was started {here} --tls (FARANDOLE_TLS={int(settings.tls)}), but its"
+            f" job {job}: set it for all ranks, or for none"
         )
     if settings.tls and settings.transport not in ("auto", *registry.BUILT_IN["wire"]):
         raise SettingsError(
-            f"--tls (FARANDOLE_TLS=1): nobody knows whether the wire {settings.transport!r}, of"
-            " --transport, encrypts what it sends; use --transport auto, or leave --tls out"
+            f"--tls (FARANDOLE_TLS=1): transport {settings.transport!r} is not known to encrypt;"
+            " use --transport auto, or leave out --tls"
         )
 
 
@@ -226,10 +228,10 @@ def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
     others.
     """
     if len(hosts) == 1:
-        return "shared memory joins all ranks: all reached each other's Unix sockets"
-    wire = "TCP joins all ranks"
+        return "shared memory connects all ranks: they all reached each other's Unix sockets"
+    wire = "TCP connects all ranks"
     if max(map(len, hosts)) > 1:
-        wire = "shared memory joins the ranks of a host, and TCP the hosts"
+        wire = "shared memory connects the ranks of a host, and TCP connects the hosts"
     groups = "; ".join(", ".join(map(str, host)) for host in hosts)
     why = "".join(
         f"; rank {rank} was not reached ({text})" for rank, text in list(trouble.items())[:3]

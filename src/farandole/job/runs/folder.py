@@ -71,7 +71,7 @@ class RunFolder:
         """Return the path of a rank's journal of metrics."""
         return self.file("metrics", f"rank-{rank}.jsonl")
 
-    # --- what was submitted
+    # --- the submission
 
     def spec(self) -> RunSpec:
         """Return the specification. Raises RunError if the folder has none."""

@@ -42,7 +42,7 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def here(self) -> bool:
-        """Whether the process was started on this host since it booted."""
+        """Return whether the process was started on this host since it booted."""
         return self.boot == boot_id() if self.boot else self.host == socket.gethostname()
 
     def alive(self) -> bool:

@@ -54,7 +54,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run occupies on a target.
+    """The resources of a run on a target.
 
     - ``nodes``, ``ranks_per_node``: Their product is the number of ranks.
     - ``cores``, ``gpus``: Per rank.

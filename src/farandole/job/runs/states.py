@@ -22,12 +22,12 @@ class RunState(str, Enum):
 
     @property
     def final(self) -> bool:
-        """Whether no other state follows."""
+        """Return whether no other state follows."""
         return self in FINAL
 
     @property
     def active(self) -> bool:
-        """Whether the run has left the queue and has not ended."""
+        """Return whether the run has left the queue and has not ended."""
         return self not in FINAL and self is not RunState.QUEUED
 
 

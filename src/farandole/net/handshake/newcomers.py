@@ -104,16 +104,16 @@ class Newcomers:
             self._warned.add(unfinished)
         if first and unfinished:
             self._logger.info(
-                "somebody%s connected to %s and went away, or was silent, before the handshake was"
-                " done (%s): a program that looks for open ports, or a rank that was ended",
+                "a client%s connected to %s and closed the connection, or was silent, before the"
+                " handshake was done (%s): it may be a port scanner, or a rank that was ended",
                 _at(peer),
                 self._place,
                 error,
             )
         elif first:
             self._logger.warning(
-                "a stranger%s connected to %s and was refused (%s); the job goes on, and further"
-                " ones are refused without a word",
+                "an unknown client%s connected to %s and was refused (%s); the job continues, and"
+                " further ones are refused silently",
                 _at(peer),
                 self._place,
                 error,
@@ -125,7 +125,7 @@ class Newcomers:
         """
         since = self._full_since  # another thread writes this value
         return (
-            f"no thread can be started for who connects: {full()}"
+            f"no thread can be started for new connections: {full()}"
             if time.monotonic() > since + seconds
             else ""
         )
@@ -136,8 +136,8 @@ class Newcomers:
         if None not in self._warned:
             self._warned.add(None)
             self._logger.warning(
-                "no thread can be started for who connects to %s, so that even ranks of the job are"
-                " turned away: %s",
+                "no thread can be started for connections to %s, so even ranks of the job are"
+                " refused: %s",
                 self._place,
                 full(),
             )

@@ -59,8 +59,8 @@ def _key(secret: str) -> bytes:
         return bytes.fromhex(secret.removeprefix(ENCRYPTED))
     except ValueError:
         raise AuthenticationError(
-            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as"
-            " farandole.net.handshake.new_secret() gives"
+            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as returned by"
+            " farandole.net.handshake.new_secret()"
         ) from None
 
 
@@ -117,7 +117,9 @@ class _Messages(NamedTuple):
             self.sock.settimeout(left)
             piece = self.stream.recv(count - len(data))
             if not piece:
-                raise EOFError("the other end hung up (as it does when it knows another secret)")
+                raise EOFError(
+                    "the peer closed the connection (as it does if it has a different secret)"
+                )
             data += piece
         return data
 
@@ -158,6 +160,6 @@ def _check_clear(nonce: bytes, purpose: str) -> None:
     """Raise AuthenticationError if the nonce is a TLS message."""
     if nonce[0] in RECORDS:
         raise AuthenticationError(
-            f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them"
-            " was started with --tls (FARANDOLE_TLS=1)"
+            f"the peer on the {purpose} socket uses TLS, but this process does not: start both"
+            " with --tls (FARANDOLE_TLS=1), or neither"
         )

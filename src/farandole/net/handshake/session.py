@@ -134,7 +134,7 @@ class Session:
         sock: socket.socket,
         outgoing: bytes,
         incoming: bytes,
-        peer: str = "the other end",
+        peer: str = "the peer",
         stream: Stream | None = None,
     ) -> None:
         self.sock = sock
@@ -173,7 +173,7 @@ class Session:
             raise self.tampered()
         if length > limit:
             raise WireError(
-                f"{self.peer} announced a message of {length} bytes; here it may have {limit}"
+                f"{self.peer} announced a message of {length} bytes; the limit is {limit}"
             )
         content = recv_exactly(self.stream, length)
         tail = recv_exactly(self.stream, TAG)
@@ -184,9 +184,9 @@ class Session:
     def tampered(self, rank: int = -1) -> WireError:
         """Return the error for received bytes that the peer did not send."""
         return WireError(
-            f"the connection to {self.peer} brought bytes that it did not send: on their way, or by"
-            " another process that holds the socket, some were changed, injected, repeated or"
-            " left out",
+            f"the connection to {self.peer} delivered bytes that it did not send: they were"
+            " changed, injected, repeated or dropped on the way, or by another process with"
+            " access to the socket",
             rank,
         )
 
@@ -207,6 +207,6 @@ def recv_exactly(stream: Stream, count: int, *, allow_end: bool = False) -> byte
         if got == 0:
             if allow_end and not filled:
                 return None
-            raise PeerLostError("the peer hung up in the middle of a message")
+            raise PeerLostError("the peer closed the connection in the middle of a message")
         filled += got
     return data

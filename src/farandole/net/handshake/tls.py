@@ -141,7 +141,7 @@ class TlsStream:
                         view,  # type: ignore[arg-type, unused-ignore]
                     )
                     if not done:
-                        raise TamperedError("the end of TLS, which no end of ours says")
+                        raise TamperedError("unexpected end of the TLS stream")
                     count += done
                     view = view[done:]
         except self._ssl.SSLWantReadError:
@@ -208,16 +208,16 @@ def encrypt(
         if server:
             sock.sendall(REFUSAL)
         raise AuthenticationError(
-            f"the other end of the {purpose} socket does not speak TLS, as this one does by --tls"
-            " (FARANDOLE_TLS=1): it is no part of the job, or was started without"
+            f"the peer on the {purpose} socket does not use TLS, but this process does (--tls,"
+            " FARANDOLE_TLS=1): it does not belong to the job, or was started without"
         )
     try:
         while not stream.shake_hands(deadline, came):
             came = arrived(sock, PIECE, deadline)
     except stream.failures as error:
         raise AuthenticationError(
-            f"the other end of the {purpose} socket does not have the certificate of this job,"
-            f" which --tls (FARANDOLE_TLS=1) asks for: {error}"
+            f"the peer on the {purpose} socket does not have the certificate of this job, which"
+            f" --tls (FARANDOLE_TLS=1) requires: {error}"
         ) from error
     return stream
 
@@ -230,5 +230,5 @@ def arrived(sock: socket.socket, most: int, deadline: float) -> bytes:
     sock.settimeout(left)
     data = sock.recv(most)
     if not data:
-        raise EOFError("the other end hung up")
+        raise EOFError("the peer closed the connection")
     return data

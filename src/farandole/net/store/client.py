@@ -72,8 +72,8 @@ class StoreClient:
         found = self._ask(GET, key, timeout)
         if found is None:
             raise RendezvousError(
-                f"nobody set {key!r} in the job's store within {timeout:g} s; "
-                "a rank is missing or late (--start-timeout sets how long to wait)"
+                f"{key!r} was not set in the job's store within {timeout:g} s; a rank is missing"
+                " or late (raise --start-timeout if starting takes longer)"
             )
         return found
 
@@ -111,7 +111,9 @@ class StoreClient:
         self._presences.append(session)
         session.send(HEADER.pack(PRESENCE, 0.0) + name.encode())
         if session.receive(len(FOUND)) is None:
-            raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
+            raise PeerLostError(
+                f"the job's store at {self.address} closed the connection; the driver has ended"
+            )
 
     def clock(self) -> tuple[float, str]:
         """Return the monotonic time of the driver's host, and the name of that clock (see
@@ -177,10 +179,13 @@ class StoreClient:
         found = session.receive(ANY_SIZE) if answer in (FOUND, REFUSED) else None
         if found is not None and answer == REFUSED:
             raise WireError(
-                f"the job's store at {self.address} refused what came from here: {found.decode()}"
+                f"the job's store at {self.address} refused a request of this rank:"
+                f" {found.decode()}"
             )
         if found is None:
-            raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
+            raise PeerLostError(
+                f"the job's store at {self.address} closed the connection; the driver has ended"
+            )
         return bytes(found)
 
     def _connect(self) -> Session:
@@ -201,11 +206,11 @@ class StoreClient:
         try:
             sock = connect(host, port, self.timeout)
         except OSError as error:
-            cause = "the driver has ended, or a firewall stands between this host and it"
+            cause = "the driver has ended, or a firewall blocks its port"
             if error.errno == errno.ENETUNREACH and interfaces.is_loopback(host):
                 cause = "the loopback interface is down: ip link set lo up"
             raise RendezvousError(
-                f"no job's store answers at {self.address} ({error}); {cause}"
+                f"the job's store at {self.address} does not answer ({error}); {cause}"
             ) from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -47,9 +47,9 @@ def redeem(exchange: StoreClient, slot: int) -> StoreClient:
     exchange.close()
     if content is None:
         raise AuthenticationError(
-            f"somebody else has used this job's invitation in the place of number {slot}, and may"
-            " know its secret: who can read what the cluster tells its processes? Start the job"
-            " again, by ssh (-H) if you do not know"
+            f"another process has used this job's one-time token number {slot}, and may know its"
+            " secret: check who can read the arguments and environment of the cluster's"
+            " processes. Start the job again; with ssh (-H) the token is not readable"
         )
     port, _, secret = content.decode().partition(" ")
     return StoreClient(

@@ -45,7 +45,7 @@ def swapped_value(swapped: bool, now: Value | None) -> Value | None:
 def swap_parts(both: Value, session: Session) -> tuple[Value, Value]:
     """Split the expected and the new value of a swap. Raises WireError if they are malformed."""
     if len(both) < LENGTH.size or LENGTH.unpack_from(both)[0] > len(both) - LENGTH.size:
-        raise WireError(f"{session.peer} sent a swap of {len(both)} bytes that cannot be read")
+        raise WireError(f"{session.peer} sent an invalid swap of {len(both)} bytes")
     end = LENGTH.size + LENGTH.unpack_from(both)[0]
     return both[LENGTH.size : end], both[end:]
 
@@ -80,11 +80,11 @@ def parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
         verb, seconds = HEADER.unpack_from(request)
         key = request[HEADER.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
-        raise WireError(f"{session.peer} sent a request that cannot be read: {error}") from None
+        raise WireError(f"{session.peer} sent an invalid request: {error}") from None
     if not GET <= verb <= SWAP:
         raise WireError(f"{session.peer} sent the verb {verb}; the store knows {GET} to {SWAP}")
     if not (math.isfinite(seconds) and seconds >= 0):
         raise WireError(
-            f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on"
+            f"{session.peer} asked to wait for {seconds} seconds; the number must be 0 or more"
         )
     return verb, min(seconds, threading.TIMEOUT_MAX), key

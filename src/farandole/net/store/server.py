@@ -200,7 +200,8 @@ class StoreServer:
             self._complained = True
         if first:
             logger.warning(
-                "the job's store hung up on a connection, as on all further ones like it: %s", error
+                "the job's store closed a connection, and will close all further ones like it: %s",
+                error,
             )
 
     def _answer(self, session: Session) -> bool:
@@ -273,8 +274,8 @@ class StoreServer:
         number, _, prefix = request.partition(" ")
         if not number.isdecimal() or not 0 < int(number) <= MAX_GATHERED:
             raise WireError(
-                f"{session.peer} wants to gather {number[:20]!r} values; from 1 to"
-                f" {MAX_GATHERED} can be"
+                f"{session.peer} asked to gather {number[:20]!r} values; the number must be from"
+                f" 1 to {MAX_GATHERED}"
             )
         keys = [f"{prefix}/{index}" for index in range(int(number))]
         with self._changed:

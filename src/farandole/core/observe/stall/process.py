@@ -11,11 +11,11 @@ import socket
 from farandole.base.host import namespace
 
 _STATES = {
-    "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT lets it go on)",
+    "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT resumes it)",
     "t": "is stopped by a debugger",
     "D": "is in uninterruptible I/O (a disk or a network file system that does not answer)",
-    "R": "runs, but in code that holds Python's lock, or it is about to end",
-    "S": "sleeps in code that holds Python's lock, or it is about to end",
+    "R": "is running code that holds Python's lock, or is about to end",
+    "S": "sleeps in code that holds Python's lock, or is about to end",
     "Z": "has died",
 }
 
@@ -28,10 +28,10 @@ def here() -> bytes:
 def why_silent(where: bytes | None) -> str:
     """Return why a rank does not answer. ``where``: the rank's entry from ``here``."""
     if where is None:
-        return "where its process is, nobody was told"
+        return "the location of its process is unknown"
     pid, host, space = json.loads(where)
     if space != namespace("pid"):
-        return f"it stopped, process {pid} on {host}, or the network between"
+        return f"its process {pid} on {host} is stopped, or the network is down"
     return f"its process {pid} {state(pid)}"
 
 

@@ -35,7 +35,7 @@ def report(
     if not any(limit and wait.seconds >= limit for wait in stalled):
         until = f"after {limit:g} s" if limit else "never: the job waits for ever"
         lines.append(
-            f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) says when a stalled job ends; now"
+            f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) sets when a stalled job ends; now:"
             f" {until}."
         )
     return "\n".join(lines)
@@ -93,8 +93,8 @@ def _agreeing(stalled: Sequence[Waiting], warning: float, limit: float) -> list[
 
 def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
     return [
-        f"A collective has begun on all ranks and does not go on for more than {warning:g} seconds:"
-        f" [{_names(stalled)}] waits for {ranks_named(_missing(stalled))}."
+        f"A collective has started on all ranks but made no progress for more than {warning:g}"
+        f" seconds: [{_names(stalled)}] waits for {ranks_named(_missing(stalled))}."
     ]
 
 

@@ -44,15 +44,14 @@ class ArrayFile:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise SettingsError(
-                f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename"
-                " (HOROVOD_TIMELINE) must name a file in a directory that exists and can be"
-                " written"
+                f"the timeline cannot be written to {path!r}: {error.strerror}; name a file in an"
+                " existing, writable directory (--timeline-filename, HOROVOD_TIMELINE)"
             ) from error
         if not claim(self._fd, keep):
             os.close(self._fd)
             raise SettingsError(
-                f"the timeline cannot be written to {path!r}: another job writes its own there;"
-                " each job needs a file of its own (--timeline-filename, HOROVOD_TIMELINE)"
+                f"the timeline file {path!r} is in use by another job; give each job its own file"
+                " (--timeline-filename, HOROVOD_TIMELINE)"
             )
         self._end = keep  # position of the closing bracket
         self._separator = b",\n" if keep else b"[\n"

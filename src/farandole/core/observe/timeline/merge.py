@@ -22,7 +22,7 @@ def read(path: str) -> list[Event]:
         raise SettingsError(f"{path} is not a timeline: {error}") from error
     if not isinstance(events, list) or not events or "farandole" not in events[0]:
         raise SettingsError(
-            f"{path} is not a timeline of one rank: its first event does not say which rank's it is"
+            f"{path} is not a timeline of one rank: its first event does not name a rank"
         )
     return events
 
@@ -54,9 +54,7 @@ def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
     heads: list[Mapping[str, Any]] = [events[0]["farandole"] for events in timelines]
     ranks = [head["rank"] for head in heads]
     if len(set(ranks)) < len(ranks):
-        raise SettingsError(
-            f"each rank's timeline can be merged once, but these are of ranks {ranks}"
-        )
+        raise SettingsError(f"give one timeline of each rank; these are of ranks {ranks}")
     begin = min((head["begin"] for head in heads), default=0.0)
     names: list[Event] = []
     merged: list[Event] = []

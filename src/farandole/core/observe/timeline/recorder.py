@@ -185,7 +185,7 @@ class _TraceWriter:
         except OSError as error:
             self._dead = True  # training goes on
             logger.warning(
-                "the timeline ends here: %s cannot be written any more: %s",
+                "the timeline ends here: %s can no longer be written: %s",
                 self._file.path,
                 error.strerror,
             )

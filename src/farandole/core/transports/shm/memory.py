@@ -26,21 +26,20 @@ def create(nbytes: int) -> int:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     except OSError as error:
         forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
-        hint = (
-            "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without"
-        )
+        hint = "; if a sandbox forbids it, use --transport tcp (FARANDOLE_TRANSPORT=tcp)"
         cure = hint if forbidden else ""
         raise OSError(
-            error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}"
+            error.errno, f"shared memory is not available (memfd_create): {error.strerror}{cure}"
         ) from None
     try:
         os.ftruncate(fd, round_up(nbytes))
     except OSError as error:
         os.close(fd)
-        limit = " (`ulimit -f` limits shared memory as it does files: unlimited is needed)"
+        limit = " (`ulimit -f` applies to shared memory, too; set it to unlimited)"
         cure = limit if error.errno == errno.EFBIG else ""
         raise OSError(
-            error.errno, f"{nbytes} bytes of shared memory cannot be had: {error.strerror}{cure}"
+            error.errno,
+            f"{nbytes} bytes of shared memory are not available: {error.strerror}{cure}",
         ) from None
     return fd
 

@@ -168,7 +168,9 @@ class ShmRendezvous:
             (peer,) = _RANK.unpack(session.receive(_RANK.size) or b"")
             sock.settimeout(None)
             if not self.rank < peer < self.size or peer in self.peers:
-                raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
+                raise AuthenticationError(
+                    f"a peer presents itself as rank {peer}, which is not expected"
+                )
             self._admit(peer, sock, session.send)
         except (OSError, HorovodInternalError, struct.error) as error:
             sock.close()
@@ -190,13 +192,11 @@ def receive(sock: socket.socket, peer: int, timeout: float) -> int:
     try:
         _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(4), flags)
     except OSError as error:
-        raise PeerLostError(
-            f"rank {peer} did not hand over its shared memory: {error}", peer
-        ) from error
+        raise PeerLostError(f"rank {peer} did not pass its shared memory: {error}", peer) from error
     finally:
         sock.settimeout(None)
     if not ancillary:
-        raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
+        raise PeerLostError(f"rank {peer} ended before it passed its shared memory", peer)
     fds = array.array("i")
     fds.frombytes(ancillary[0][2][:4])
     return fds[0]

@@ -98,7 +98,7 @@ class Segment:
                 except (BrokenPipeError, ConnectionResetError) as error:
                     name = self.names[peer]
                     raise PeerLostError(
-                        f"rank {name} went away before it took shared memory", name
+                        f"rank {name} ended before it received shared memory", name
                     ) from error
             fds = {
                 peer: rendezvous.receive(sock, self.names[peer], self.patience)

@@ -268,13 +268,13 @@ class TcpBoard:
     def fail(self, error: WireError) -> None:
         """Fail the wire, which cannot be trusted any more, and report the error to all ranks."""
         with self._lock:
-            self._lose(error, reason=f"rank {self.name} says: {error}")
+            self._lose(error, reason=f"rank {self.name} reports: {error}")
 
     def abort(self, why: str) -> None:
         """Report the abort to all ranks and end all waits here."""
         with self._lock:
             if self.lost is None and not self._closed:
-                self._lose(PeerLostError(why or "the wire was aborted", self.name), reason=why)
+                self._lose(PeerLostError(why or "the transport was aborted", self.name), reason=why)
                 self._finish_sending()
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class TcpBoard:
                 self._send_loss(str(self.lost), self.lost.rank)
             self._finish_sending()
             self._closed = True
-            self._lose(PeerLostError(f"rank {self.name} has closed its wire", self.name))
+            self._lose(PeerLostError(f"rank {self.name} has closed its transport", self.name))
             for peer in self._peers.values():
                 self._hang_up(peer)
             self.connections.close()
@@ -384,7 +384,7 @@ class TcpBoard:
                 if not 0 < length <= _LIMIT:
                     return self.fail(
                         WireError(
-                            f"rank {peer.name} announced a notice of {length} bytes", peer.name
+                            f"rank {peer.name} announced a message of {length} bytes", peer.name
                         )
                     )
                 peer.length = length
@@ -410,7 +410,7 @@ class TcpBoard:
             except ValueError as error:
                 self.fail(
                     WireError(
-                        f"rank {peer.name} sent messages of others that cannot be: {error}",
+                        f"rank {peer.name} forwarded invalid messages: {error}",
                         peer.name,
                     )
                 )
@@ -420,20 +420,18 @@ class TcpBoard:
         elif kind == GOODBYE:
             self._record_departures(peer, [rank for (rank,) in RANK.iter_unpack(payload)])
         else:
-            text = (
-                f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not"
-                " know"
+            text = f"rank {peer.name} sent a message of the unknown kind {kind!r}"
+            self.fail(
+                WireError(
+                    f"{text}: check that all ranks run the same version of Farandole", peer.name
+                )
             )
-            self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
 
     def _put_message(self, peer: Neighbour, first: int, message: bytes, ranks: int = 1) -> None:
         if self._rounds.put(first, message, ranks):
             self._news = True
         else:
-            text = (
-                f"rank {peer.name} brought a message of rank {self.names[first]} that is two rounds"
-                " early"
-            )
+            text = f"rank {peer.name} sent a message of rank {self.names[first]} two rounds early"
             self.fail(WireError(text, peer.name))
 
     def _record_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:

@@ -126,8 +126,8 @@ class _Incoming:
         if length is None:
             return self.session.tampered(peer)
         return WireError(
-            f"rank {peer} sent {length} bytes where {self.length} were expected: the ranks do not"
-            " run the same collective on the same shapes",
+            f"rank {peer} sent {length} bytes; {self.length} were expected: the ranks do not run"
+            " the same collective on the same shapes",
             peer,
         )
 

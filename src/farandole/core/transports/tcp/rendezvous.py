@@ -175,7 +175,7 @@ class TcpRendezvous:
             _logged_networks.add(used)
             offered = self.host.replace(",", ", ")
             logger.info(
-                "rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered
+                "rank %d: TCP to the other hosts uses %s (of %s)", self.names[0], used, offered
             )
 
     def _end(
@@ -234,9 +234,9 @@ class TcpRendezvous:
             elif time.monotonic() - reachability.last_sign >= liveness.LOST_SECONDS:
                 hosts = ", ".join(interfaces.parted(address)[0] for address in listeners)
                 raise RendezvousError(
-                    f"rank {self.names[self.rank]} does not reach rank {self.names[peer]}"
-                    f" ({hosts}): nothing answers there for {liveness.LOST_SECONDS:g} s. The"
-                    " network between the hosts is gone, or a firewall stands between them"
+                    f"rank {self.names[self.rank]} cannot reach rank {self.names[peer]}"
+                    f" ({hosts}): no answer for {liveness.LOST_SECONDS:g} s. The network between"
+                    " the hosts is down, or a firewall blocks it"
                 )
             self._pause()
 
@@ -265,14 +265,14 @@ class TcpRendezvous:
             sock.settimeout(PATIENCE)
             session.send(_HELLO.pack(self.rank, channel))
             if session.receive(len(_WELCOME)) is None:
-                raise ConnectionError("it hung up")
+                raise ConnectionError("it closed the connection")
             self._add(peer, channel, session)
         except (OSError, HorovodInternalError) as error:
             if liveness.silence(sock)[0]:
                 reachability.silent = True
             sock.close()
             self.trouble = (
-                f"rank {self.names[peer]} at {host}, port {port} did not welcome rank"
+                f"rank {self.names[peer]} at {host}, port {port} did not accept rank"
                 f" {self.names[self.rank]}: {error}"
             )
             return False
@@ -321,7 +321,7 @@ class TcpRendezvous:
             self.check()
             if full := self.newcomers.full(PATIENCE):
                 raise RendezvousError(
-                    f"rank {self.names[self.rank]} cannot let other ranks in: {full}"
+                    f"rank {self.names[self.rank]} cannot accept other ranks: {full}"
                 )
             if self._remaining() <= 0:
                 raise RendezvousError(self._missing_text())
@@ -347,8 +347,8 @@ class TcpRendezvous:
 
     def _refusal_hint(self) -> str:
         if not self.newcomers.refused:
-            return "is a firewall between them?"
-        return f"{self.newcomers.refused} connections of others came instead, and were refused"
+            return "check firewalls"
+        return f"{self.newcomers.refused} connections from other programs were refused"
 
     def _add(self, peer: int, channel: int, session: Session) -> None:
         session.peer, sock = f"rank {self.names[peer]}", session.sock
@@ -377,7 +377,7 @@ class TcpRendezvous:
             sock.settimeout(PATIENCE)
             peer, channel = _HELLO.unpack(session.receive(_HELLO.size) or b"")
             if not self.rank < peer < self.size or channel not in self._channels(peer):
-                raise AuthenticationError(f"it says it is rank {peer} of {self.size}")
+                raise AuthenticationError(f"it presents itself as rank {peer} of {self.size}")
             session.send(_WELCOME)
             self._add(peer, channel, session)
         except (OSError, HorovodInternalError, struct.error) as error:

@@ -159,7 +159,7 @@ def unpacked(data: bytes, size: int) -> Iterator[MessageRun]:
     place = 0
     while place < len(data):
         if len(data) - place < _RUN.size:
-            raise ValueError(f"{len(data) - place} bytes are no run of messages")
+            raise ValueError(f"{len(data) - place} bytes are not a sequence of messages")
         first, count, length = _RUN.unpack_from(data, place)
         place += _RUN.size
         if not 0 < count <= size - first or length > len(data) - place:
