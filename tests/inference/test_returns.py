@@ -119,6 +119,7 @@ def test_several_outputs_become_a_struct() -> None:
         (np.array([[1], [2**24 + 1]]), "array<float>", ("16777217", "int64", "'bigint'")),
         (np.array([2**53 + 1, 0]), "double", "9007199254740993"),
         (np.float32(1), "float", "each row"),
+        (np.broadcast_to(np.int8(1), (2, 2**30)), "array<tinyint>", (str(2**31), "batch_size")),
         ((np.ones(2), np.ones(2)), "float", "2 arrays"),
         (np.ones(2), "a float, b float", "one ndarray"),
         ({"x": np.ones(2)}, "a float, b float", "'a'"),

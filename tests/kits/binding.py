@@ -42,6 +42,8 @@ class Binding(NamedTuple):
     make: Callable[[Any], Any]
     read: Callable[[Any], Any]
     dtypes: tuple[str, ...] = DTYPES
+    # whether there are tensors of 2^31 rows, and int64 for their number
+    many_rows: bool = True
 
     @property
     def hvd(self) -> Any:
@@ -153,6 +155,15 @@ class BindingKit:
                 root = n - 1
                 rows = np.concatenate(every)[: None if rank == root else 0]
                 binding.same(hvd.gather(binding.make(every[rank]), root), rows, dtype)
+            if binding.many_rows:  # without columns, they take no memory
+                count = 2**31 + 8
+                given = binding.make(np.empty((count if rank == 0 else 1, 0), np.float32))
+                counts = [0] * (n - 1) + [len(given)]
+                found, received = hvd.alltoall(given, counts)
+                wanted = [0] * n if rank < n - 1 else [count] + [1] * (n - 1)
+                assert np.asarray(binding.read(received)).tolist() == wanted
+                assert tuple(found.shape) == (sum(wanted), 0)
+                assert tuple(hvd.gather(given, n - 1).shape) == (sum(wanted), 0)
 
         self._run(check, n=n, needs=("alltoall", "gather"))
 

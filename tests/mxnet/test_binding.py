@@ -14,4 +14,5 @@ class TestBinding(BindingKit):
         "farandole.mxnet",
         make=lambda array: mx.nd.array(array, dtype=array.dtype),
         read=lambda tensor: tensor.asnumpy(),
+        many_rows=False,
     )

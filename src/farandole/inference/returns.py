@@ -51,6 +51,7 @@ _OTHERS = ("boolean", "string", "binary")
 # decimal(10,2) is one token
 _TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+(?:\([\d, ]*\))?|[<>:,])")
 EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<float>>'"
+_MOST = (1 << 31) - 1  # numbers of a column of arrays, whose offsets are int32
 
 
 class ShapeError(DataError):
@@ -315,6 +316,11 @@ def _from_numbers(output: Array, kind: Type, name: str) -> Any:
         raise ShapeError(
             f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no"
             f" column of '{kind}': give returns='{fitting}', or another shape"
+        )
+    if depth and output.size > _MOST:
+        raise DataError(
+            f"{name} gave {output.size} numbers for {len(output)} rows. A batch of a column of"
+            f" '{kind}' can have at most {_MOST}: lower batch_size="
         )
     return _nested(_cast(output, inner, name), kind)
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from farandole.base.types import Buffer, DType, Kind, ReduceOp
 from farandole.core.api.array_binding import ArrayBinding, carried
 from farandole.core.api.collectives import Collectives
-from farandole.core.api.ops import WORLD, factor
+from farandole.core.api.ops import INT32_MAX, WORLD, factor
 from farandole.core.engine.check import no_rows
 from farandole.core.kernels import shares
 from farandole.errors import RequestError
@@ -159,6 +161,11 @@ class Collective:
 
     def _check(self, arrays: Sequence[Array]) -> None:
         check_dtypes(self.kind, [array.dtype for array in arrays], self.name)
+        if max(self.splits or (0,)) > INT32_MAX and not jax.config.jax_enable_x64:
+            raise RequestError(
+                f"{self}: splits {list(self.splits or ())} exceed int32, the widest integer of JAX"
+                " here. Set jax_enable_x64, or send fewer rows to each rank"
+            )
         engine = context.engine(self.process_set)
         if self.place not in (None, (engine.rank, engine.size)):
             rank, size = self.place or (0, 0)

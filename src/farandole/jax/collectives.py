@@ -191,8 +191,10 @@ def alltoall(
     ``splits``).
 
     Returns the received rows in rank order; with ``splits`` (outside jit only), returns a pair of
-    the rows and the number of rows from each rank (int32). The type, and all dimensions but the
-    first, must be the same on all ranks.
+    the rows and the number of rows from each rank (int32, or int64 if one exceeds it). The type,
+    and all dimensions but the first, must be the same on all ranks.
+
+    Raises RequestError on a rank that sends 2^31 rows or more to one rank without jax_enable_x64.
     """
     dealt = None if splits is None else differentiable.splits_of(splits)
     outputs = differentiable.apply(

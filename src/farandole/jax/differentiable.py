@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole.base.types import Kind, ReduceOp
+from farandole.core.api.ops import INT32_MAX
 from farandole.core.kernels import shares
 from farandole.jax import native
 from farandole.jax.calls import Collective
@@ -104,7 +105,8 @@ def _evenly(call: Collective, arrays: Arrays) -> Collective:
     size = context.engine(call.process_set).size
     if not arrays[0].ndim or len(arrays[0]) % size:
         return call  # the engine reports the error
-    return replace(call, splits=(len(arrays[0]) // size,) * size)
+    rows = len(arrays[0]) // size
+    return call if rows > INT32_MAX else replace(call, splits=(rows,) * size)
 
 
 def _linear_backward(call: Collective, kept: Any, gradients: Arrays) -> tuple[Arrays]:
@@ -169,8 +171,9 @@ def _own_rows(
         )
     else:
         told = call.renamed(".rows", rows=None, grouped=False)
-        (table,) = collective(told, [jnp.asarray([rows], dtype=jnp.int32)])
-        every = [tuple(column) for column in np.asarray(table).T.tolist()]
+        # as int32, because JAX may have no int64
+        (table,) = collective(told, [jnp.asarray(np.array([rows], np.int64).view(np.int32))])
+        every = [tuple(column) for column in np.asarray(table).view(np.int64).T.tolist()]
     firsts = [sum(counts[: engine.rank]) for counts in every]
     return [
         mean[first : first + count] for mean, first, count in zip(means, firsts, rows, strict=True)

@@ -74,7 +74,7 @@ class MXNetBinding:
             overwrite(tensor.target, buffer.out)
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
-        made = empty(shape, np.int32, mx.cpu()) if like is None else empty_like(like, shape)
+        made = empty(shape, array.dtype, mx.cpu()) if like is None else empty_like(like, shape)
         overwrite(made, array)
         return made
 

@@ -207,8 +207,8 @@ def alltoall(
     ``splits``).
 
     Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
-    number of rows from each rank (int32, on the host). The type, and all dimensions but the first,
-    must be the same on all ranks.
+    number of rows from each rank (int32, or int64 if one exceeds it; on the host). The type, and
+    all dimensions but the first, must be the same on all ranks.
     """
     if hasattr(splits, "asnumpy"):
         splits = splits.asnumpy()

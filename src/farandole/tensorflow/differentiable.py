@@ -254,8 +254,10 @@ def alltoall(
     ``splits``).
 
     Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
-    number of rows from each rank (int32). The type, and all dimensions but the first, must be the
-    same on all ranks.
+    number of rows from each rank (int32; eagerly int64 if one exceeds it). The type, and all
+    dimensions but the first, must be the same on all ranks.
+
+    Raises RequestError in a graph on a rank that sends 2^31 rows or more to one rank.
     """
     names = Names("Alltoall", name, ignore_name_scope)
 
@@ -278,7 +280,7 @@ def alltoall(
     return tuple(deal(tensor, tf.convert_to_tensor(splits)))
 
 
-gather = gather_by(alltoall, lambda tensor: tf.shape(tensor)[0])
+gather = gather_by(alltoall, lambda tensor: tf.shape(tensor, tf.int64)[0])
 
 
 @collective(

@@ -16,6 +16,8 @@ from farandole.base.types import DType, ReduceOp
 from farandole.core.api.array_binding import ArrayBinding, carried
 from farandole.core.api.collectives import Collectives
 from farandole.core.api.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.core.api.ops import INT32_MAX
+from farandole.errors import RequestError
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.tensorflow import driver, graph
@@ -138,13 +140,13 @@ def _run(
     process_set: ProcessSet,
     grouped: bool = False,
     moves: bool = False,
-    complete: Callable[[Array], list[Any]] | None = None,
+    complete: Callable[[Sequence[Array]], list[Any]] | None = None,
     **options: Any,
 ) -> list[Any]:
     """Return the tensors, of ``forms``, from an operation of ``collectives``.
 
     ``moves``: the operation only moves data, so any type of fixed size works. ``complete``: returns
-    the operation's arguments, given a single array.
+    the operation's arguments, given the arrays.
     """
     dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
     options |= {"name": names.of(tensors[0], process_set), "process_set": process_set}
@@ -153,7 +155,7 @@ def _run(
         if moves:
             arrays = [carried(array) for array in arrays]
         if complete is not None:
-            arrays = complete(arrays[0])
+            arrays = complete(arrays)
         return method(list(arrays), **options) if grouped else method(*arrays, **options)
 
     def start(*arrays: Array) -> _Running:
@@ -174,7 +176,11 @@ def _check_registered(process_set: ProcessSet) -> None:
 
 def _typed(result: Any, dtypes: Sequence[Any]) -> list[Array]:
     arrays = result if isinstance(result, (list, tuple)) else [result]
-    return [array.view(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    return [
+        # numbers of rows are int64 where int32 is too narrow
+        array.view(dtype) if array.itemsize == np.dtype(dtype).itemsize else array
+        for array, dtype in zip(arrays, dtypes, strict=True)
+    ]
 
 
 def join() -> Any:
@@ -286,15 +292,26 @@ def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any
 
 
 def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> list[Any]:
-    """Return the rows that this rank received, and their number from each rank (alltoall)."""
+    """Return the rows that this rank received, and their number from each rank (alltoall). In a
+    graph, raises RequestError on a rank that sends 2^31 rows or more to one rank.
+    """
+    in_graph = not tf.executing_eagerly()
 
-    def evenly(array: Array) -> list[Any]:
+    def complete(arrays: Sequence[Array]) -> list[Any]:
+        array, *given = arrays
         size = context.engine(process_set).size
-        if not array.ndim or len(array) % size:
-            return [array]  # the engine reports the error
-        return [array, np.full(size, len(array) // size, np.int32)]
+        if not given and array.ndim and not len(array) % size:
+            given = [np.full(size, len(array) // size, np.int64)]
+        # the engine reports other errors
+        if in_graph and given and given[0].size and given[0].max() > INT32_MAX:
+            raise RequestError(
+                f"alltoall in a graph returns numbers of rows as int32, and splits"
+                f" {given[0].tolist()} exceed it. Call it eagerly, or send at most {INT32_MAX} rows"
+                " to each rank"
+            )
+        return [array, *given]
 
-    inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
+    inputs = [tensor] if splits is None else [tensor, splits]
     forms = [*_other_rows([tensor]), (tf.int32, [None])]
     return _run(
         "alltoall",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from farandole.base.contracts import Retractable, Transport
-from farandole.base.types import DType, ReduceOp
+from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.errors import SettingsError
 from farandole.job.plugins import registry
 from farandole.strategies.codecs import claim, codec
@@ -408,3 +409,10 @@ def test_codecs_are_named_or_given() -> None:
         "sign:0.9",
         "sign:0.9",
     ]
+
+
+def test_sparse_codecs_refuse_places_beyond_32_bits() -> None:
+    values = np.broadcast_to(np.float32(1), 2**32 + 1)
+    part: Any = SimpleNamespace(buffer=Buffer(values, values, DType.FLOAT32))
+    with pytest.raises(ValueError, match=mentioning("topk", str(2**32 + 1), str(2**32))):
+        codec("topk:0.05").payload(values, [part], 0)

@@ -356,8 +356,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         without ``splits``).
 
         Return the rows that this rank received, in rank order. With ``splits``, return a pair:
-        these rows, and the number of rows from each rank (int32). All dimensions except the first,
-        and the type, must be the same on all ranks.
+        these rows, and the number of rows from each rank (int32, or int64 if one exceeds it). All
+        dimensions except the first, and the type, must be the same on all ranks.
         """
         engine = engine_of(process_set, "Alltoall")
         entry = self._deal(engine, tensor, splits, name)

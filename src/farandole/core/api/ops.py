@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Finish = Callable[[Any, Buffer, Any], Any]
 
 WORLD = context.global_process_set
+INT32_MAX = (1 << 31) - 1
 ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank receives the rows
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
 
@@ -233,7 +234,7 @@ class Verbs:
         return self._rows(tensor, flat, sum(rows))
 
     def _dealt_and_splits(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
-        received = np.asarray(result[1], dtype=np.int32)
+        received = row_counts(result[1])
         return self._dealt(tensor, buffer, result), self._binding.tensor(received, received.shape)
 
     def _scattered(self, engine: Engine) -> Finish:
@@ -347,6 +348,11 @@ def factor(value: Any, what: str) -> float:
             f"{what}={value!r} must be a number known at the call, such as 0.5: multiply the"
             " tensor itself by other values"
         ) from error
+
+
+def row_counts(rows: Sequence[int]) -> Array:
+    """Return numbers of rows as int32, the type of Horovod, or as int64 if one does not fit."""
+    return np.array(rows, dtype=np.int64 if max(rows) > INT32_MAX else np.int32)
 
 
 def _splits(splits: Any) -> tuple[tuple[int, ...], int]:

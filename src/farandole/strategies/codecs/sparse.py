@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
+_MOST = 1 << 32  # numbers whose places fit 4 bytes
+
+
 class Sparse(Pushable):
     """A codec with which all ranks receive the numbers and places (4 bytes each) of all ranks, and
     sum them in rank order.
@@ -43,6 +46,11 @@ class Sparse(Pushable):
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         dtype = parts[0].buffer.dtype
+        if len(values) > _MOST:
+            raise ValueError(
+                f"the codec {self.name} sends places as 32-bit numbers, and a parameter has"
+                f" {len(values)} elements, more than {_MOST}. Use another codec for it"
+            )
         places = self.select(values)
         chosen = narrowed(values[places], dtype)
         values[places] -= widened(chosen, dtype)
