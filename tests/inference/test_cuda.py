@@ -54,5 +54,5 @@ def test_the_gpu_predicts_as_the_cpu_does(kind: str, tmp_path: Path) -> None:
 def test_processes_without_a_gpu_of_their_own_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": list(np.ones((2000, 8), "float32"))}), tmp_path / "in.parquet")
     count = torch.cuda.device_count()
-    with pytest.raises(JobFailedError, match=mentioning(f"torch sees {count}", "'cuda'")):
+    with pytest.raises(JobFailedError, match=mentioning(f"torch finds {count}", "'cuda'")):
         predicted(torch.nn.Linear(8, 1), tmp_path, "cuda", np=count + 1, rows_per_file=100)

@@ -18,7 +18,7 @@ def test_inputs_without_an_order_are_found_by_their_names() -> None:
     assert (found["a"] is Y, found["b"] is X) == (True, True)
     assert named({"x": X}, ["a"], "the model", ordered=False)["a"] is X
     assert named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=True)["b"] is Y
-    with pytest.raises(BatchError, match=mentioning("a, b", "columns x, y")):
+    with pytest.raises(BatchError, match=mentioning("a, b", "x, y")):
         named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=False)
 
 

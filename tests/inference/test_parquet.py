@@ -151,7 +151,7 @@ def test_an_output_of_something_else_is_not_touched(table: Path, tmp_path: Path)
     mine.mkdir()
     (mine / "notes.txt").touch()
     for overwrite in (True, False):
-        with pytest.raises(SettingsError, match=r"holds other files|not written"):
+        with pytest.raises(SettingsError, match=r"contains other files|not written"):
             predict_parquet(total, str(table), str(mine), overwrite=overwrite, **options)
     with pytest.raises(SettingsError, match=mentioning("id, x, name, year", "'name'")):
         predict_parquet(total, str(table), str(tmp_path / "o"), inputs=["nam"])
@@ -196,7 +196,7 @@ def test_an_input_that_is_written_anew_meanwhile_is_told(small: Path, tmp_path: 
         os.utime(small, ns=(1, 1))
         return x.astype(np.float32)
 
-    with pytest.raises(DataError, match=mentioning("written", "read")):
+    with pytest.raises(DataError, match=mentioning("in.parquet", "overwrite")):
         predict_parquet(
             model, str(small), str(tmp_path / "out"), decode={"x": first_byte}, returns="float"
         )
@@ -219,7 +219,7 @@ def test_an_input_is_never_deleted_as_an_output(small: Path, tmp_path: Path) -> 
         (preds / names[-1], preds),
         (preds, preds / "o"),
     ):
-        with pytest.raises(SettingsError, match=mentioning("each other")):
+        with pytest.raises(SettingsError, match=mentioning("overlap")):
             predict_parquet(np.sqrt, str(input_), str(output), overwrite=True, **options)
     assert sorted(path.name for path in preds.iterdir()) == names
 

@@ -33,7 +33,7 @@ def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
     ("text", "why"),
     [
         ("array<flaot>", "'float'"),
-        ("array<float", "early"),
+        ("array<float", "incomplete"),
         ("float>", "follows"),
         ("date", "'date'"),
         ("array<decimal(10, 3)>", "'decimal(10, 3)'"),

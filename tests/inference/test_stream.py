@@ -167,7 +167,7 @@ def test_a_value_that_does_not_fit_fails_alone() -> None:
     options = how(["x"], "tinyint", errors="column")
     found = run([(column(1, 300, 2, 3),)], Function(lambda x: x), options)
     assert [row["prediction"] for row in found] == [1, None, 2, 3]
-    assert "'tinyint' does not hold" in found[1]["error"]
+    assert "'tinyint' cannot hold" in found[1]["error"]
     with pytest.raises(DataError, match=mentioning("row 1", "partition 0", "300", "int64")):
         run([(column(1, 300, 2, 3),)], Function(lambda x: x), how(["x"], "tinyint"))
 

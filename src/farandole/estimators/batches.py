@@ -142,12 +142,14 @@ class Batches:
         """
         try:
             if not self._reading.steps and state.get("position"):
-                raise DataError("train_steps_per_epoch is not given any more")
+                raise DataError("train_steps_per_epoch is no longer given")
             self._reader.load_state_dict(state)
             self._next = dict(state)
         except DataError as error:
             if state.get("position"):
-                logger.warning("the epoch begins anew, some rows of it come twice: %s", error)
+                logger.warning(
+                    "the epoch begins again, and some of its rows are read twice: %s", error
+                )
             self._next = {
                 **self._reader.state_dict(0),
                 "epoch": state.get("epoch", 0),
@@ -176,14 +178,14 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
     for name in columns.all:
         if name not in arrays and not free:
             raise DataError(
-                f"transformation_fn gives no column {name!r}; it gives {', '.join(arrays)}"
+                f"transformation_fn returns no column {name!r}; it returns {', '.join(arrays)}"
             )
     for name in arrays if free else columns.all:
         if arrays[name].dtype.kind in "OUS":
             cure = ", or name it in transformation_removed_fields" if free else ""
             raise DataError(
-                f"column {name!r} holds text, which is no input of a model: index it first"
-                f" (StringIndexer){cure}"
+                f"column {name!r} holds text, which a model cannot take. Convert it to indexes"
+                f" first (StringIndexer){cure}"
             )
     weight = None
     if columns.weight is not None and columns.weight in arrays:
@@ -208,7 +210,7 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
     for option, (names, known) in rows.items():
         if unknown := [name for name in names if name not in known]:
             raise DataError(
-                f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such"
+                f"transformation_{option}_fields names {unknown[0]!r}, but the rows have no such"
                 f" column (they have {', '.join(known)}){did_you_mean(unknown[0], known)}"
             )
     transformed = {}
@@ -238,8 +240,8 @@ def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]
     changed = columns.transform(frame)
     if len(changed) != len(frame):
         raise DataError(
-            f"transformation_fn makes {counted(len(changed), 'row')} of {len(frame)}: it may change"
-            " columns, not the number of rows; leave rows out of the DataFrame before fit()"
+            f"transformation_fn returned {counted(len(changed), 'row')} for {len(frame)}, but it"
+            " may not change the number of rows. Drop rows from the DataFrame before fit()"
         )
     return {str(name): changed[name].to_numpy() for name in changed.columns}
 
@@ -257,9 +259,9 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
             changed = {str(name): value for name, value in columns.transform(row).items()}
         except Exception as error:
             raise DataError(
-                f"transformation_fn failed on a row: {type(error).__name__}: {error}. In"
-                " horovod.spark it takes a row, a dict of values by column, and gives one; in"
-                " farandole.estimators it takes a DataFrame of many rows"
+                f"transformation_fn failed on a row: {type(error).__name__}: {error}. It takes and"
+                " returns one row, a dict of values by column, in horovod.spark, but a DataFrame"
+                " of many rows in farandole.estimators"
             ) from error
         for name, value in changed.items():
             columns_found.setdefault(name, []).append(value)

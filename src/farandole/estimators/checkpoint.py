@@ -68,7 +68,7 @@ def last_of(store: Store, run_id: str) -> Checkpoint | None:
                 best = archive.read("best") if "best" in archive.namelist() else None
                 return Checkpoint(**facts, state=archive.read("state"), best=best)
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
-            errors.append(f"{path} is no checkpoint of an estimator ({error})")
+            errors.append(f"{path} is not a checkpoint of an estimator ({error})")
     if errors:
-        raise DataError(f"{'; '.join(errors)}: give another run_id, or remove the run's folder")
+        raise DataError(f"{'; '.join(errors)}. Use another run_id, or remove the run's folder")
     return None

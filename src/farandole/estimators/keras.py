@@ -23,10 +23,10 @@ from farandole.estimators.trainers.keras.state import load, slots
 from farandole.estimators.trainers.keras.trainer import train
 
 EXTRA = (
-    Row("custom_objects", {}, "classes and functions of the model, by name"),
-    Row("checkpoint_callback", None, "a BestModelCheckpoint, in the place of monitor and mode"),
-    Row("data_module", None, "no effect: farandole.data reads"),
-    Row("backend_env", {}, "variables for the ranks"),
+    Row("custom_objects", {}, "custom classes and functions of the model, by name"),
+    Row("checkpoint_callback", None, "a BestModelCheckpoint, instead of monitor and mode"),
+    Row("data_module", None, "no effect: farandole.data reads the rows"),
+    Row("backend_env", {}, "environment variables of the ranks"),
 )
 
 
@@ -107,7 +107,7 @@ class KerasEstimator(DistributedEstimator):
             return watching
         if monitor.startswith("val_") and not validated:
             raise SettingsError(
-                f"checkpoint_callback watches {monitor!r}, and there is no validation: set"
+                f"checkpoint_callback watches {monitor!r}, but there is no validation. Set"
                 " validation"
             )
         mode = getattr(best, "mode", None)
@@ -148,7 +148,7 @@ class KerasEstimator(DistributedEstimator):
 @declare(
     (
         EXTRA[0],
-        Row("_floatx", "float32", "Keras' type of numbers", also=("Floatx",)),
+        Row("_floatx", "float32", "Keras's floating-point dtype", also=("Floatx",)),
     )
 )
 class KerasModel(DistributedModel):

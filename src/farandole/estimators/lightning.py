@@ -25,12 +25,12 @@ from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train as train_plain
 
 EXTRA = (
-    Row("num_gpus", None, "no effect: a rank has one device"),
-    Row("logger", None, "a logger of Lightning's, for rank 0"),
+    Row("num_gpus", None, "no effect: each rank has one device"),
+    Row("logger", None, "a Lightning logger, for rank 0"),
     Row("log_every_n_steps", 50, "steps between two lines of the logger"),
-    Row("loader_num_epochs", None, "no effect: data are read epoch by epoch"),
-    Row("terminate_on_nan", False, "end training where a gradient is no number"),
-    Row("profiler", None, "a profiler of Lightning's"),
+    Row("loader_num_epochs", None, "no effect: data is read epoch by epoch"),
+    Row("terminate_on_nan", False, "stop training at a NaN or infinite gradient"),
+    Row("profiler", None, "a Lightning profiler"),
     Row("trainer_args", None, "more arguments for lightning.pytorch.Trainer"),
     Row("debug_data_loader", False, "no effect"),
     Row("train_async_data_loader_queue_size", None, "no effect: see train_reader_num_workers"),
@@ -79,24 +79,26 @@ class LightningEstimator(TorchEstimator):
                 )
         if "dataloader_iter" in inspect.signature(self._module().training_step).parameters:
             raise SettingsError(
-                f"{type(self._module()).__name__}.training_step takes dataloader_iter, and may take"
-                " any number of batches from it: a step here is one batch of each rank; let it"
-                " take (batch, batch_idx)"
+                f"{type(self._module()).__name__}.training_step takes dataloader_iter, which may"
+                " yield any number of batches, but a step here is one batch of each rank. Use the"
+                " arguments (batch, batch_idx)"
             )
         for name, now in GONE.items():
             if callable(getattr(self._module(), name, None)):
                 raise SettingsError(
                     f"{type(self._module()).__name__} has {name}(outputs), which Lightning 2 does"
-                    f" not call: collect what the steps give in an attribute, and use it in {now}()"
+                    " not call. Collect the outputs of the steps in an attribute, and use it in"
+                    f" {now}()"
                 )
         if value("backward_passes_per_step") != 1:
             raise SettingsError(
-                "backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}"
+                "backward_passes_per_step is not supported. Use"
+                " trainer_args={'accumulate_grad_batches': n}"
             )
         for name in ("metrics", "label_shapes"):
             if value(name):
                 logger.warning(
-                    "%s has no effect: a LightningModule logs its own metrics, and reshapes its"
+                    "%s has no effect: a LightningModule logs its own metrics and reshapes its"
                     " labels",
                     name,
                 )

@@ -20,4 +20,4 @@ def track(history: Sequence[dict[str, Any]]) -> None:
         for record in history:
             module.log_metrics(flat(record), step=record["epoch"])
     except Exception as error:  # an error of the tracking server must not lose a model
-        logger.warning("MLflow did not take the metrics of the training: %s", error)
+        logger.warning("MLflow did not accept the training's metrics: %s", error)

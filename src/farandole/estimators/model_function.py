@@ -20,27 +20,27 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *ar
 MOST_EPOCHS = 20  # most checkpoints and validations of a training run
 RUN = "model"  # the run's folder below modelDir
 TOO_OLD = (
-    "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow"
-    " 2.16 has no longer. Today it is modelFn(params) and gives a compiled Keras model, with an"
-    " input for each value of featureMapping. Of an EstimatorSpec, loss and train_op are"
-    " model.compile(loss=..., optimizer=...), eval_metric_ops are compile(metrics=...), predictions"
-    " are the model's outputs. mode, hooks, scaffolds and export_outputs have no successor: layers"
-    " know whether they train, and KerasEstimator takes callbacks"
+    "modelFn has the arguments {arguments} of TensorFlow 1's estimators, which TensorFlow 2.16"
+    " removed. Change it to modelFn(params), which returns a compiled Keras model with an input"
+    " for each value of featureMapping. Replace an EstimatorSpec's loss and train_op by"
+    " model.compile(loss=..., optimizer=...), eval_metric_ops by compile(metrics=...), and"
+    " predictions by the model's outputs. mode, hooks, scaffolds and export_outputs have no"
+    " replacement: layers know whether they train, and KerasEstimator takes callbacks"
 )
 
 PARAMS = (
-    Row("modelFn", None, "function of params that gives a compiled Keras model"),
-    Row("featureMapping", None, "column -> input of the model"),
-    Row("modelDir", None, "folder for checkpoints; training goes on from those that are there"),
-    Row("labelCol", "label", "column of labels"),
-    Row("batchSize", 128, "rows of a batch of one rank"),
-    Row("maxSteps", 1000, "batches of training, in all"),
-    Row("isValidationCol", None, "column: rows for validation are above 0"),
+    Row("modelFn", None, "function of params that returns a compiled Keras model"),
+    Row("featureMapping", None, "dict from columns to the model's inputs"),
+    Row("modelDir", None, "folder for checkpoints; training resumes from existing ones"),
+    Row("labelCol", "label", "label column"),
+    Row("batchSize", 128, "batch size of each rank"),
+    Row("maxSteps", 1000, "batches of training, in total"),
+    Row("isValidationCol", None, "column; rows with a value above 0 are used for validation"),
     Row("modelFnParams", {}, "params"),
-    Row("saveCheckpointsSecs", 600, "no effect: there are up to 20 checkpoints of a training"),
+    Row("saveCheckpointsSecs", 600, "no effect: a training keeps up to 20 checkpoints"),
     Row("saveCheckpointsSteps", None, "batches between checkpoints"),
-    Row("numProc", None, "ranks; default: Spark's default parallelism"),
-    Row("backend", None, "where ranks run"),
+    Row("numProc", None, "number of ranks; default: Spark's default parallelism"),
+    Row("backend", None, "runs the ranks"),
 )
 
 
@@ -90,7 +90,7 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
     """
     if function is None:
         raise SettingsError(
-            "modelFn is required: a function of params that gives a compiled Keras model"
+            "modelFn is required: a function of params that returns a compiled Keras model"
         )
     parameters = list(inspect.signature(function).parameters.values())
     arguments = [each.name for each in parameters]
@@ -101,8 +101,8 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
     model = function(dict(params)) if takes else function()
     if not getattr(model, "optimizer", None):
         raise SettingsError(
-            f"modelFn gives {type(model).__name__}, where a Keras model is needed on which"
-            " compile() was called"
+            f"modelFn returned {type(model).__name__}, but a Keras model on which compile() was"
+            " called is needed"
         )
     return model
 
@@ -119,7 +119,7 @@ def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
         return list(mapping)
     if sorted(columns) != sorted(names):
         raise DataError(
-            f"featureMapping={dict(mapping)} leads to other inputs than the model's,"
+            f"featureMapping={dict(mapping)} does not lead to the model's inputs,"
             f" {', '.join(names)}"
         )
     return [columns[name] for name in names]
@@ -155,8 +155,7 @@ def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
     if each is not None:
         if each < 1 or steps % each:
             raise SettingsError(
-                f"saveCheckpointsSteps={each} must divide the {steps} steps of training that are"
-                " left"
+                f"saveCheckpointsSteps={each} must divide the {steps} remaining steps of training"
             )
         return each, steps // each
     epochs = next(count for count in range(min(MOST_EPOCHS, steps), 0, -1) if steps % count == 0)

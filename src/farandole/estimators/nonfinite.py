@@ -63,9 +63,9 @@ def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:
             "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
         )
         finding = NONFINITE_DATA.finding(
-            f"{what} column {name!r} holds NaN or infinite numbers in {count} of {rows} rows: where"
-            " model and loss do not leave them out, the loss is NaN, and so are all weights from"
-            " then on; drop them (df.dropna, df.filter), or fill them (df.fillna, Imputer)",
+            f"{what} column {name!r} holds NaN or infinite numbers in {count} of {rows} rows,"
+            " which make the loss and all weights NaN unless model and loss mask them. Drop the"
+            " rows (df.dropna, df.filter), or fill the values (df.fillna, Imputer)",
             where=name,
         )
         warn(finding)

@@ -39,7 +39,7 @@ class Best:
             return False
         if name not in numbers:
             raise SettingsError(
-                f"monitor={name!r} is no metric of this training; it has"
+                f"monitor={name!r} is not a metric of this training; it has"
                 f" {', '.join(sorted(numbers))}"
             )
         value, delta = numbers[name], self.watching.min_delta
@@ -114,18 +114,17 @@ class Progress:
         if not other or kept is None:
             return
         changes = "; ".join(
-            f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other
+            f"{name} was {kept.get(name)!r} and is now {mine[name]!r}" for name in other
         )
         if self.first >= self._spec.epochs:
             raise DataError(
-                f"run {self._spec.run_id!r} has ended, and was another training: {changes}. Its"
-                " model would be the answer to another question: give another run_id (or none), or"
-                " more epochs to go on from it; for HorovodEstimator another modelDir, or more"
-                " maxSteps"
+                f"run {self._spec.run_id!r} has ended, but with other parameters: {changes}. Use"
+                " another run_id (or none), or more epochs to continue from it; for"
+                " HorovodEstimator another modelDir, or more maxSteps"
             )
         if self._rank == 0:
             logger.warning(
-                "run %s goes on from a checkpoint of another training: %s",
+                "run %s resumes from a checkpoint of a training with other parameters: %s",
                 self._spec.run_id,
                 changes,
             )
@@ -134,8 +133,8 @@ class Progress:
         """Warn if the checkpoint has more epochs than requested."""
         if self._first > self._spec.epochs and self._rank == 0:
             logger.warning(
-                "run %r has %d epochs, and epochs=%d: the model comes from all of them; for a"
-                " training of fewer epochs give another run_id (or none)",
+                "run %r already has %d epochs, which is more than epochs=%d, and its model comes"
+                " from all of them. To train for fewer epochs use another run_id (or none)",
                 self._spec.run_id,
                 self._first,
                 self._spec.epochs,

@@ -44,12 +44,12 @@ def check(name: str, counts: WeightCounts, rows: int, *, everything: bool = Fals
     """
     if counts.wrong:
         raise DataError(
-            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {counts.wrong}"
-            f" of {rows} rows, as {counts.first:g}: a weight says by how much a row counts, from 0"
-            " (not at all) on; leave such rows out (df.filter), or correct them"
+            f"weight column {name!r} holds negative, NaN or infinite numbers in {counts.wrong} of"
+            f" {rows} rows, such as {counts.first:g}. Drop such rows (df.filter), or correct them:"
+            " a weight is the importance of a row, at least 0"
         )
     if everything and not counts.above:
         raise DataError(
-            f"weight column {name!r} is 0 in all {rows} rows: none of them counts, and nothing is"
-            " learnt"
+            f"weight column {name!r} is 0 in all {rows} rows, so the model would learn nothing."
+            " Give some rows a positive weight"
         )

@@ -101,7 +101,7 @@ def direction(metric: str) -> str:
         if word.endswith(RISING):
             return "max"
     raise SettingsError(
-        f"mode='auto' does not know which values of {metric!r} are better: give mode='min' or 'max'"
+        f"mode='auto' does not know which values of {metric!r} are better. Use mode='min' or 'max'"
     )
 
 

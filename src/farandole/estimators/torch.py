@@ -25,14 +25,14 @@ from farandole.estimators.trainers.torch.trainer import train
 
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
-    Row("loss_constructors", None, "functions that give the losses, in the place of loss"),
+    Row("loss_constructors", None, "functions that return the losses, instead of loss"),
     Row(
         "train_minibatch_fn",
         None,
-        "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and "
-        "sample_weights, which makes a step and gives outputs and loss",
+        "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and"
+        " sample_weights that takes a step and returns outputs and loss",
     ),
-    Row("data_module", None, "no effect: farandole.data reads"),
+    Row("data_module", None, "no effect: farandole.data reads the rows"),
 )
 _UNPICKLED = "optimizer's own"  # stored in a file next to the parameters
 
@@ -62,7 +62,7 @@ class TorchEstimator(DistributedEstimator):
             )
         if value("loss") is None and not value("loss_constructors"):
             raise SettingsError(
-                "Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance"
+                "Loss parameter is required, for example loss=torch.nn.functional.cross_entropy"
             )
         model, optimizer = _on_cpu(model, _optimizer(value("optimizer"), model))
         chosen = value("loss")
@@ -143,7 +143,7 @@ class TorchEstimator(DistributedEstimator):
 
 @declare(
     (
-        Row("optimizer", None, "the optimizer, as training left it"),
+        Row("optimizer", None, "the optimizer after training"),
         EXTRA[0],
         Row("loss", None, "the loss"),
         EXTRA[1],
@@ -176,7 +176,7 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
     Horovod's gets its local variables.
     """
     if not callable(make):
-        raise SettingsError(f"loss_constructors: {make!r} is no function that gives a loss")
+        raise SettingsError(f"loss_constructors: {make!r} is not a function that returns a loss")
     try:
         asked = inspect.signature(make).parameters.values()
     except ValueError:  # a function written in C
@@ -186,8 +186,9 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
         needs, call = constructor(make)
         if needs:
             raise SettingsError(
-                f"loss_constructors: {make.__name__} is a class{needs}: give a function that makes"
-                f" the loss, lambda: {call}; it may ask for {', '.join(known)} by name"
+                f"loss_constructors: {make.__name__} is a class{needs}. Pass a function that"
+                f" creates the loss, lambda: {call}; its arguments may be any of"
+                f" {', '.join(known)}"
             )
         return make()
     every = any(each.kind is each.VAR_KEYWORD for each in asked)
@@ -201,8 +202,8 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
     ]
     if missing:
         raise SettingsError(
-            f"loss_constructors: {getattr(make, '__name__', make)} asks for {', '.join(missing)};"
-            f" there are {', '.join(known)}"
+            f"loss_constructors: {getattr(make, '__name__', make)} has the unknown arguments"
+            f" {', '.join(missing)}; known arguments: {', '.join(known)}"
         )
     return make(**{name: each for name, each in known.items() if every or name in named})
 
@@ -265,14 +266,15 @@ def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
         if isinstance(each, type) and issubclass(each, torch.nn.Module):
             refuse_class("metrics", each)
         if not callable(each):
-            raise SettingsError(f"metrics: {each!r} is no function of output and label")
+            raise SettingsError(f"metrics: {each!r} is not a function of output and label")
     return [list(group) for group in found]
 
 
 def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
     if optimizer is None:
         raise SettingsError(
-            "Optimizer is required: optimizer=torch.optim.SGD(model.parameters(), lr=0.01)"
+            "Optimizer is required, for example optimizer=torch.optim.SGD(model.parameters(),"
+            " lr=0.01)"
         )
     bound = (
         optimizer
@@ -283,15 +285,15 @@ def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
     )
     if not isinstance(bound, torch.optim.Optimizer):
         raise SettingsError(
-            f"optimizer is {type(optimizer).__name__}: give a torch optimizer, or a function of"
+            f"optimizer is {type(optimizer).__name__}. Pass a torch optimizer, or a function of"
             " parameters"
         )
     own = {id(parameter) for parameter in model.parameters()}
     for group in bound.param_groups:
         if any(id(parameter) not in own for parameter in group["params"]):
             raise SettingsError(
-                "the optimizer has parameters that are not this model's: make it of"
-                " model.parameters(), or give a function: optimizer=lambda parameters:"
+                "the optimizer has parameters that do not belong to this model. Create it from"
+                " model.parameters(), or pass a function: optimizer=lambda parameters:"
                 " torch.optim.SGD(parameters, lr=0.01)"
             )
     return bound

@@ -28,7 +28,7 @@ def named(
     if len(columns) != len(names):
         raise BatchError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, and is given {counted(len(columns), 'column')}"
+                f"{what} takes {', '.join(names)}, but was given {counted(len(columns), 'column')}"
             )
         )
     if set(columns) == set(names):
@@ -36,16 +36,16 @@ def named(
     if len(names) > 1 and not ordered:
         raise BatchError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, in no order, and columns {', '.join(columns)}"
-                " are given: give them the names of the inputs, with inputs="
+                f"{what} takes {', '.join(names)}, in no order, but the columns are"
+                f" {', '.join(columns)}. Pass columns with the names of the inputs, with inputs="
             )
         )
     if crossed([*columns], names):
         raise BatchError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, and columns {', '.join(columns)} are given: in"
-                f" order, {crossed([*columns], names)!r} would come in the place of another input;"
-                " give them the names of the inputs, with inputs="
+                f"{what} takes {', '.join(names)}, but the columns are {', '.join(columns)}: in"
+                f" this order, {crossed([*columns], names)!r} would be passed to another input."
+                " Pass columns with the names of the inputs, with inputs="
             )
         )
     return dict(zip(names, columns.values(), strict=True))
@@ -85,6 +85,6 @@ def cast(name: str, array: Array, dtype: Any) -> Array:
     if misfit >= 0:
         value = array.reshape(-1)[misfit]
         raise DataError(
-            f"input {name!r} takes {np.dtype(dtype)}, which does not hold {value} of {array.dtype}"
+            f"input {name!r} takes {np.dtype(dtype)}, which cannot hold {value} of {array.dtype}"
         )
     return np.ascontiguousarray(converted)

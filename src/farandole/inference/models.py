@@ -199,8 +199,8 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
     if local is not None:
         if not os.path.exists(local):
             raise SettingsError(
-                f"model={model.path!r} is not there on {os.uname().nodename}: name a path that all"
-                " hosts reach, or give the model itself, which is sent to them"
+                f"model={model.path!r} does not exist on {os.uname().nodename}. Pass a path that"
+                " all hosts reach, or the model itself, which is sent to them"
             )
         yield local
     elif folder is not None:

@@ -91,7 +91,7 @@ def parse(text: Any) -> Type:
     )
     if words is None:
         raise SettingsError(
-            f"returns={text!r} is a {type(text).__name__}: give a type as Spark writes it,"
+            f"returns={text!r} is a {type(text).__name__}. Use a type as written by Spark,"
             f" {EXAMPLES}"
         )
     tokens = _tokens(words)
@@ -99,11 +99,11 @@ def parse(text: Any) -> Type:
         kind, rest = _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
     except IndexError:
         raise SettingsError(
-            f"returns={words!r} ends too early; give a type as in {EXAMPLES}"
+            f"returns={words!r} is incomplete. Use a type as in {EXAMPLES}"
         ) from None
     if rest:
         raise SettingsError(
-            f"returns={words!r}: {''.join(rest)!r} follows the type; give one as in {EXAMPLES}"
+            f"returns={words!r}: {''.join(rest)!r} follows the type. Use a type as in {EXAMPLES}"
         )
     return kind
 
@@ -127,7 +127,7 @@ def _tokens(words: str) -> list[str]:
         match = _TOKENS.match(words, position)
         if match is None:
             raise SettingsError(
-                f"returns={words!r}: {words[position:].strip()!r} is no type; give one as in"
+                f"returns={words!r}: {words[position:].strip()!r} is not a type. Use a type as in"
                 f" {EXAMPLES}"
             )
         tokens.append(match[1])
@@ -152,7 +152,7 @@ def _type(tokens: list[str]) -> tuple[Type, list[str]]:
         return Type(word), rest
     known = [*_NUMBERS, *_OTHERS, "array", "struct"]
     raise SettingsError(
-        f"returns: {tokens[0]!r} is no type of predictions; known:"
+        f"returns: {tokens[0]!r} is not a type of predictions; known:"
         f" {', '.join(known)}{did_you_mean(word, known)}"
     )
 
@@ -172,7 +172,7 @@ def _fields(tokens: list[str], end: str) -> tuple[Type, list[str]]:
 def _expect(tokens: list[str], wanted: str) -> None:
     if tokens[0] != wanted:
         raise SettingsError(
-            f"returns: {tokens[0]!r} stands where {wanted!r} belongs; give a type as in {EXAMPLES}"
+            f"returns: expected {wanted!r}, not {tokens[0]!r}. Use a type as in {EXAMPLES}"
         )
 
 
@@ -208,7 +208,8 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     output = _single(output, name)
     if len(output) != rows:
         raise ShapeError(
-            f"{name} gave {counted(len(output), 'row')} for {rows}: it must give one for each"
+            f"{name} returned {counted(len(output), 'row')} for {rows}, but must return one for"
+            " each"
         )
     plain = (
         isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
@@ -223,8 +224,8 @@ def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
     if isinstance(output, Mapping):
         if missing := [field for field in names if field not in output]:
             raise ShapeError(
-                f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns="
-                " names"
+                f"{name} returned {', '.join(map(str, output))}, but not {missing[0]!r}, which"
+                " returns= names"
             )
         return [(output[field], field, inner) for field, inner in kind.fields]
     if (
@@ -243,8 +244,8 @@ def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
         else f"one {type(output).__name__}"
     )
     raise ShapeError(
-        f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of"
-        " these"
+        f"{name} returned {what}, but returns='{kind}' names {len(names)}. Return a dict or tuple"
+        " of these"
     )
 
 
@@ -274,13 +275,13 @@ def _single(output: Any, name: str) -> Any:
             ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
         )
         raise ShapeError(
-            f"{name} gave several outputs ({what}): declare them with"
+            f"{name} returned several outputs ({what}). Declare them with"
             " returns='struct<name:type,...>'"
         )
     if not hasattr(output, "__len__") or getattr(output, "shape", None) == ():
         raise ShapeError(
-            f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for"
-            " each row"
+            f"{name} returned a {type(output).__name__}, {output!r:.80}, but must return a value"
+            " for each row"
         )
     return output
 
@@ -300,7 +301,8 @@ def _from_values(output: Any, kind: Type, name: str) -> Any:
         )
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{name} gave values that are no '{kind}': {error}. Declare the type with returns="
+            f"{name} returned values that are not of type '{kind}': {error}. Declare the type with"
+            " returns="
         ) from error
 
 
@@ -314,8 +316,8 @@ def _from_numbers(output: Array, kind: Type, name: str) -> Any:
     if output.ndim != depth + 1 or inner.kind not in ("number", "boolean"):
         fitting = of(output.shape[1:], output.dtype)
         raise ShapeError(
-            f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no"
-            f" column of '{kind}': give returns='{fitting}', or another shape"
+            f"{name} returned {output.dtype.name} of shape {output.shape}, rows first, which is"
+            f" not a column of '{kind}'. Use returns='{fitting}', or another shape"
         )
     if depth and output.size > _MOST:
         raise DataError(
@@ -342,7 +344,7 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
         return np.array(output, order="C")
     if not np.can_cast(output.dtype, wanted, "same_kind"):
         raise ShapeError(
-            f"{name} gave {output.dtype.name}, which is no '{kind}': give"
+            f"{name} returned {output.dtype.name}, not '{kind}'. Use"
             f" returns='{of((), output.dtype)}', or convert it in the model"
         )
     converted, misfit = cast(output, wanted)
@@ -352,7 +354,7 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
         misfit = -1 if same.all() else int(np.argmin(same))
     if misfit >= 0:
         raise DataError(
-            f"{name} gave {output.reshape(-1)[misfit]} of {output.dtype.name}, which '{kind}' does"
-            f" not hold: give returns='{of((), output.dtype)}', or another wider type"
+            f"{name} returned {output.reshape(-1)[misfit]} of {output.dtype.name}, which '{kind}'"
+            f" cannot hold. Use returns='{of((), output.dtype)}', or another wider type"
         )
     return np.ascontiguousarray(converted)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PURPOSE = "inference"
 BATCH_SIZE = 256  # rows, by default
 ERROR, PREDICTION = "error", "prediction"  # fields of a column with errors
-_CURE = "Rows like it become null, with the error beside, with errors='column'"
+_CURE = "With errors='column' such rows become null, with the error in a column"
 
 
 class Predictor(Protocol):
@@ -280,7 +280,8 @@ class _Stream:
             raise BatchError(error) from None  # the type is at fault, and so every row
         if self._options.stack and column.kind != "number":
             text = (
-                f"{array.type} is no number, and stack=True makes one array of columns of numbers"
+                f"{array.type} is not a number, but stack=True combines columns of numbers into"
+                " one array"
             )
             raise BatchError(location.error(name, None, text))
         return column

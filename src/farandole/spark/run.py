@@ -88,6 +88,6 @@ def run(
 def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
     """Raise an error: elastic jobs are not supported yet."""
     raise NotImplementedError(
-        "horovod.spark.run_elastic is not available: this version of Farandole does not have"
-        " elastic jobs yet; run(...) runs a job of a fixed size"
+        "horovod.spark.run_elastic is not available, because this version of Farandole has no"
+        " elastic jobs. Use run(...) for a job of a fixed size"
     )

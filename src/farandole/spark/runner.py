@@ -34,8 +34,8 @@ class HorovodRunner:
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise SettingsError(
-                f"np={np!r} is a {type(np).__name__}: it must be a whole number, N for N Spark"
-                " tasks or -N for N processes of this machine"
+                f"np={np!r} is a {type(np).__name__}, but must be a whole number: N for N Spark"
+                " tasks, or -N for N processes of this machine"
             )
         if driver_log_verbosity not in VERBOSITIES:
             raise SettingsError(
@@ -82,7 +82,7 @@ class HorovodRunner:
         np = self.num_processor
         if np == 0:
             warnings.warn(
-                "HorovodRunner(np=0) is deprecated: name the number of tasks",
+                "HorovodRunner(np=0) is deprecated. Use a number of tasks",
                 DeprecationWarning,
                 stacklevel=3,
             )

@@ -96,7 +96,8 @@ def _ranks(process_set_id: int) -> list[int]:
     sets = context.process_sets()
     if process_set_id not in sets:
         raise ValueError(
-            f"there is no process set with id {process_set_id}. Registered ids: {sorted(sets)}"
+            f"there is no process set with id {process_set_id}. The registered ids are"
+            f" {sorted(sets)}"
         )
     return sets[process_set_id]
 

@@ -174,13 +174,13 @@ def test_what_is_told_before_training_starts(
         (
             pa.array([[1, 2], [3]]),
             {},
-            "row 1, column 'x': a list of 1, where shape (2,) asks for 2; declare another",
+            "row 1, column 'x': a list of 1, but shape (2,) needs 2; declare another",
         ),
         (pa.array([[1, 2], [3]]), {}, "or fill={'x': value}"),
         (
             pa.array([[1], [3, 4]]),
             {"fill": {"x": 0}},
-            "row 1, column 'x': a list of 2, where shape (1,) asks for 1",
+            "row 1, column 'x': a list of 2, but shape (1,) needs 1",
         ),
         (
             pa.array([[1, 2], [3, None]]),

@@ -47,8 +47,8 @@ def whole_numbers(array: Array, dtype: str) -> Array:
     wrong = (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
     if wrong.any():
         raise DataError(
-            f"a feature of whole numbers ({dtype}) is {array[wrong].reshape(-1)[0]}: index"
-            " categories (StringIndexer), or leave the column out of categorical_cols, for an"
-            " input of floats"
+            f"a feature of integers ({dtype}) is {array[wrong].reshape(-1)[0]}. Convert categories"
+            " to indexes (StringIndexer), or remove the column from categorical_cols to use it as"
+            " floats"
         )
     return converted

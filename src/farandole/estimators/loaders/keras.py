@@ -61,7 +61,7 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
             model.save(path)
         except Exception as error:
             raise SettingsError(
-                f"the model cannot be saved, as it must be to reach the ranks: {error}"
+                f"the model cannot be saved to be sent to the ranks: {error}"
             ) from error
         return Packed(path.read_bytes(), dumps(objects), backend_of(model))
 
@@ -137,19 +137,19 @@ def inputs_of(
         # Keras sorts the keys, so their order carries no information
         if sorted(own) != sorted(names):
             raise DataError(
-                f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are"
-                f" {', '.join(names)}: give columns the names of their inputs (withColumnRenamed),"
-                " or make the model of a list of inputs"
+                f"the model's inputs are a dict of {', '.join(own)}, but the feature columns are"
+                f" {', '.join(names)}. Rename the columns to the names of their inputs"
+                " (withColumnRenamed), or create the model with a list of inputs"
             )
         return dict(zip(names, converted, strict=True))
     if by_name:
         return [converted[list(names).index(name)] for name in own]
     if len(own) == len(names) and crossed(names, own):
         raise DataError(
-            f"the model's inputs are {', '.join(own)}, and the feature columns are"
-            f" {', '.join(names)}: in order, {crossed(names, own)!r} would come in the place of"
-            " another input; give columns the names of their inputs (withColumnRenamed), or inputs"
-            " names that no column has"
+            f"the model's inputs are {', '.join(own)}, but the feature columns are"
+            f" {', '.join(names)}: in this order, {crossed(names, own)!r} would be passed to"
+            " another input. Rename the columns to the names of their inputs (withColumnRenamed),"
+            " or give the inputs names that no column has"
         )
     return converted
 

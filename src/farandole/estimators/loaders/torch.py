@@ -110,10 +110,10 @@ def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
             return [outputs[name] for name in labels]
         if len(outputs) == len(labels) and crossed(labels, [*outputs]):
             raise DataError(
-                f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are"
-                f" {', '.join(labels)}: in order, {crossed(labels, [*outputs])!r} would be paired"
-                " with another output; give outputs the names of their labels, or names that no"
-                " label has, in the order of label_cols"
+                f"the model's outputs are a dict of {', '.join(outputs)}, but the label columns"
+                f" are {', '.join(labels)}: in this order, {crossed(labels, [*outputs])!r} would"
+                " be compared with another output. Give the outputs the names of their labels, or"
+                " names that no label has, in the order of label_cols"
             )
         return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
@@ -163,12 +163,13 @@ def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) ->
         column for column, each in zip(names, inputs, strict=False) if bool((each == number).any())
     ]
     where = (
-        f"column {' or '.join(map(repr, columns))} holds it"
+        f"in column {' or '.join(map(repr, columns))}"
         if columns
         else f"features: {', '.join(names)}"
     )
     return (
         f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows,"
-        f" for numbers from 0 to {table.num_embeddings - 1}, and is asked for {number} ({where}):"
-        " number the categories of all rows alike (StringIndexer), or give the table more rows"
+        f" for indexes from 0 to {table.num_embeddings - 1}, but was asked for {number} ({where})."
+        " Index the categories of all rows in the same way (StringIndexer), or give the table"
+        " more rows"
     )

@@ -127,7 +127,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         if train is None:
             if store is None:
                 raise SettingsError(
-                    "fit_on_parquet() needs the path of training data, or a store that holds some"
+                    "fit_on_parquet() needs the path of training data, or a store that contains"
+                    " some"
                 )
             train, held = (
                 store.get_train_data_path(dataset_idx),
@@ -136,15 +137,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             if validation is None and self._value("validation"):
                 if not store.exists(held):
                     raise SettingsError(
-                        f"validation={self._value('validation')!r}, but the store has no rows for"
-                        f" it in {held}: give dataset_idx=, the number that prepare_data gave, or"
-                        " leave validation out"
+                        f"validation={self._value('validation')!r}, but the store has no"
+                        f" validation rows in {held}. Pass dataset_idx=, the number that"
+                        " prepare_data returned, or remove validation"
                     )
                 validation = held
         if validation is None and self._value("validation"):
             raise SettingsError(
-                f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give"
-                " those for validation: fit_on_parquet(train, validation)"
+                f"validation={self._value('validation')!r} can only split DataFrames. For Parquet"
+                " files pass the validation files: fit_on_parquet(train, validation)"
             )
         data = self._opened(train, columns, {})
         other = None if validation is None else self._opened(validation, columns, padded(data))
@@ -186,9 +187,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 options.setdefault("storage_options", store.storage_options)
         if parent is None and not shared_folder(dataset.sparkSession):
             raise SettingsError(
-                "fit() writes rows for the ranks to a folder that Spark and all ranks reach by one"
-                " name: give store=Store.create('hdfs://...'), s3://, abfs://, /Volumes/... or a"
-                f" folder on a shared disk; or set {FOLDER} for the session"
+                "fit() writes rows to a folder that Spark and all ranks reach by the same name."
+                " Pass store=Store.create('hdfs://...'), s3://, abfs://, /Volumes/... or a folder"
+                f" on a shared disk, or set {FOLDER} for the session"
             )
         with prepared(
             dataset, columns, self._value("validation"), parent, options, self._seed()
@@ -205,8 +206,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         if isinstance(backend, SparkBackend) and session.context() is None:
             raise SettingsError(
                 "this process has no SparkContext (a session of Spark Connect has none), so ranks"
-                " cannot be Spark tasks: give backend=LocalBackend(n), whose ranks are processes of"
-                " this machine, or fit on the cluster's own driver"
+                " cannot be Spark tasks. Pass backend=LocalBackend(n), whose ranks are processes"
+                " of this machine, or call fit on the cluster's driver"
             )
         if isinstance(backend, SparkBackend):
             backend.check()
@@ -219,8 +220,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         spec = self._spec(data, validation)
         if self._value("data_module") is not None:
             logger.warning(
-                "data_module has no effect: farandole.data reads the columns. What it does with"
-                " rows belongs into transformation_fn, or into the DataFrame"
+                "data_module has no effect, because farandole.data reads the columns. Do its work"
+                " on rows in transformation_fn, or in the DataFrame"
             )
         try:
             outputs = self.check(spec, first(data, spec.columns))
@@ -344,7 +345,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         for name in ("feature_cols", "label_cols"):
             if not value(name):
                 raise SettingsError(
-                    f"Parameter {name.replace('_cols', '_columns')} cannot be None or empty: set"
+                    f"Parameter {name.replace('_cols', '_columns')} cannot be None or empty. Set"
                     f" {name}"
                 )
         if (value("num_proc") or 1) < 1 or value("partitions_per_process") < 1:
@@ -368,7 +369,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         weights = value("loss_weights")
         if weights is not None and len(weights) != len(value("label_cols")):
             raise SettingsError(
-                f"loss_weights={weights} must have one for each label: {value('label_cols')}"
+                f"loss_weights={weights} must have one weight for each label: {value('label_cols')}"
             )
 
     def _check_named(self) -> None:
@@ -384,15 +385,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 self._by_row or value("transformation_fn")
             ):  # columns that transformation_fn makes may have any name in Horovod
                 raise SettingsError(
-                    f"{option} names {unknown[0]!r}, which is none of the columns"
+                    f"{option} names {unknown[0]!r}, which is not one of the columns"
                     f" ({', '.join(known)}){did_you_mean(unknown[0], known)}"
                 )
         for option, of in (("input_shapes", "feature_cols"), ("label_shapes", "label_cols")):
             shapes = value(option) if self.hasParam(option) else None
             if shapes is not None and len(shapes) != len(value(of)):
                 raise SettingsError(
-                    f"{option}={shapes} must have one for each of {of}={value(of)}, in their order;"
-                    " None for a column that has its own"
+                    f"{option}={shapes} must have one shape for each of {of}={value(of)}, in their"
+                    " order; None keeps a column's own shape"
                 )
 
     def _check_choices(self) -> None:
@@ -411,31 +412,32 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         store = self._value("store")
         if store is not None and not isinstance(store, Store):
             raise SettingsError(
-                f"store is a {type(store).__name__}: make one of its path with Store.create(path)"
+                f"store is a {type(store).__name__}. Create a store from its path with"
+                " Store.create(path)"
             )
         if store is not None and store.prefix_path.startswith("memory:"):
             raise SettingsError(
-                f"store={store.prefix_path!r} is in the memory of one process, and ranks are"
-                " others: their checkpoints would be lost with them; give a folder, or a URL, that"
-                " all of them reach"
+                f"store={store.prefix_path!r} is in the memory of one process, so the ranks'"
+                " checkpoints would be lost. Use a folder or a URL that all ranks reach"
             )
         options = {"shapes", "dtypes", "fill", "decode", "storage_options"}
         for name in self._value("data_options") or {}:
             if name not in options:
                 raise SettingsError(
-                    f"data_options={{{name!r}: ...}} is none{did_you_mean(name, options)}"
+                    f"data_options={{{name!r}: ...}} is not an option{did_you_mean(name, options)}"
                 )
 
     def _watching(self, validated: bool) -> Watching:
         monitor = self._value("monitor") or ("val_loss" if validated else "")
         if monitor.startswith("val_") and not validated:
             raise SettingsError(
-                f"monitor={monitor!r} is of validation, and there is none: set validation"
+                f"monitor={monitor!r} is a validation metric, but there is no validation. Set"
+                " validation"
             )
         patience = self._value("patience")
         if patience is not None and not monitor:
             raise SettingsError(
-                f"patience={patience} needs validation, or monitor, the metric to watch"
+                f"patience={patience} needs validation, or a metric to watch (monitor)"
             )
         mode = self._value("mode")
         if mode == "auto":

@@ -25,8 +25,8 @@ def unfound(frame: Any, what: str, name: str) -> DataError:
     same = [other for other in frame.columns if fold(other) == fold(name)]
     if same:
         return DataError(
-            f"{what} column {name} is in the DataFrame {len(same)} times ({', '.join(same)}): give"
-            " each a name of its own, by df.toDF(...), or select one"
+            f"{what} column {name} occurs {len(same)} times in the DataFrame ({', '.join(same)})."
+            " Rename the columns with df.toDF(...), or select one"
         )
     return DataError(
         f"{what} column {name} does not exist in the DataFrame (it has {', '.join(frame.columns)})"

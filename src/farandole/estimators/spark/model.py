@@ -20,19 +20,23 @@ from farandole.estimators.spark.predictions import predicted, predicted_by_row
 from farandole.estimators.spark.validate import array_of
 
 MODEL = (
-    Row("history", None, "the numbers of each epoch"),
+    Row("history", None, "the metrics of each epoch"),
     Row("model", None, "the trained model"),
-    Row("feature_columns", None, "columns that are the model's inputs", names, ("FeatureCols",)),
+    Row("feature_columns", None, "the model's input columns", names, ("FeatureCols",)),
     Row(
-        "label_columns", None, "columns that were the labels", names, ("LabelColoumns", "LabelCols")
+        "label_columns",
+        None,
+        "the label columns of the training",
+        names,
+        ("LabelColoumns", "LabelCols"),
     ),
     Row("output_cols", None, "columns of predictions; default: <label>__output", names),
-    Row("run_id", None, "the run's name in the store", TypeConverters.toString),
-    Row("batch_size", 1024, "rows that the model is given at a time", TypeConverters.toInt),
+    Row("run_id", None, "name of the run in the store", TypeConverters.toString),
+    Row("batch_size", 1024, "batch size for the model", TypeConverters.toInt),
     Row(
         "_metadata",
         None,
-        "shapes of columns and outputs, as training saw them",
+        "shapes of columns and outputs in the training",
         TypeConverters.identity,
         ("Metadata",),
     ),
@@ -79,7 +83,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         self._check_texts(dataset, features)
         outputs = self.getOutputCols()
         if len(outputs) != len(labels):
-            raise SettingsError(f"output_cols={outputs} must have one for each label: {labels}")
+            raise SettingsError(
+                f"output_cols={outputs} must have one column for each label: {labels}"
+            )
         columns = [_array(dataset, name) for name in features]
         shapes = self._shapes(dataset, columns)
         returns = [_returned(shape) for shape in shapes]
@@ -110,9 +116,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
                 and dtypes.get(name, "object") != "object"
             ):
                 raise DataError(
-                    f"Feature column {name} holds text, and the model was trained on numbers there"
-                    f" ({dtypes[name]}): cast it, or have the same stages before the model as in"
-                    " training (a StringIndexer, say)"
+                    f"Feature column {name} holds text, but the model was trained on numbers"
+                    f" ({dtypes[name]}). Cast it, or use the same stages before the model as in"
+                    " training (a StringIndexer, for example)"
                 )
 
     def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:

@@ -36,81 +36,94 @@ def shapes(value: Any) -> list[Any]:
 
 
 COMMON = (
-    Row("num_proc", None, "ranks; default: Spark's default parallelism, without Spark 1", _int),
-    Row("store", None, "where checkpoints of runs are, and data while training lasts"),
-    Row("backend", None, "where ranks run, in the place of num_proc"),
+    Row(
+        "num_proc",
+        None,
+        "number of ranks; default: Spark's default parallelism, or 1 without Spark",
+        _int,
+    ),
+    Row("store", None, "store of the runs' checkpoints, and of the data during training"),
+    Row("backend", None, "runs the ranks, instead of num_proc"),
     Row("model", None, "the model"),
     Row("optimizer", None, "the optimizer"),
     Row("loss", None, "the loss, or one for each label"),
-    Row("loss_weights", None, "factors of the losses", TypeConverters.toListFloat),
-    Row("sample_weight_col", None, "column: how much a row counts", _text),
+    Row("loss_weights", None, "weights of the losses", TypeConverters.toListFloat),
+    Row("sample_weight_col", None, "column with the weight of each row", _text),
     Row("metrics", [], "metrics"),
-    Row("feature_cols", None, "columns that are the model's inputs, in their order", names),
+    Row("feature_cols", None, "the model's input columns, in order", names),
     Row(
         "label_cols",
         None,
-        "columns that are the labels, in the order of the model's outputs",
+        "the label columns, in the order of the model's outputs",
         names,
     ),
-    Row("continuous_cols", None, "columns that are numbers: floats for the model", names),
-    Row(
-        "categorical_cols", None, "columns that are categories: whole numbers for the model", names
-    ),
+    Row("continuous_cols", None, "columns of numbers, passed to the model as floats", names),
+    Row("categorical_cols", None, "columns of categories, passed to the model as integers", names),
     Row(
         "validation",
         None,
-        "part of the rows (from 0 to 1) for validation, or a column: those above 0",
+        "fraction of the rows (0 to 1) used for validation, or a column: rows above 0 are used"
+        " for validation",
     ),
     Row("gradient_compression", None, "a Compression of the framework's module"),
-    Row("compress_sparse_cols", False, "no effect: sparse vectors stay sparse on the way", _bool),
-    Row("batch_size", 32, "rows of a batch of one rank", _int),
-    Row("val_batch_size", None, "that of validation; default: batch_size", _int),
+    Row("compress_sparse_cols", False, "no effect: sparse vectors are always sent sparse", _bool),
+    Row("batch_size", 32, "batch size of each rank", _int),
+    Row("val_batch_size", None, "batch size for validation; default: batch_size", _int),
     Row("epochs", 1, "epochs", _int),
-    Row("verbose", 1, "0: say nothing; 1: a line for each epoch", _int),
+    Row("verbose", 1, "0: no output; 1: a line for each epoch", _int),
     Row("callbacks", [], "callbacks of the framework"),
     Row(
         "random_seed",
         None,
-        "seed of order and split, and of what layers draw on the ranks; default: 0",
+        "seed of the order, the split, and the random numbers of layers; default: 0",
         _int,
     ),
     Row(
         "shuffle_buffer_size",
         None,
-        "no effect: rows are shuffled as well as memory allows",
+        "no effect: rows are shuffled as well as memory permits",
         _int,
         ("ShufflingBufferSize",),
     ),
-    Row("shuffle", True, "whether each epoch has another order", _bool),
+    Row("shuffle", True, "use another order of rows in each epoch", _bool),
     Row(
         "partitions_per_process",
         10,
-        "no effect: ranks share rows exactly, whatever the files",
+        "no effect: ranks share the rows exactly, whatever the files",
         _int,
     ),
-    Row("run_id", None, "name of the run; one that is in the store is continued", _text),
-    Row("train_steps_per_epoch", None, "batches of an epoch; default: all", _int),
-    Row("validation_steps_per_epoch", None, "batches of a validation; default: all", _int),
+    Row("run_id", None, "name of the run; an existing run in the store is continued", _text),
+    Row("train_steps_per_epoch", None, "batches in an epoch; default: all", _int),
+    Row("validation_steps_per_epoch", None, "batches in a validation; default: all", _int),
     Row(
         "transformation_fn",
         None,
-        "function of a pandas DataFrame with a batch's rows that gives a changed one; of "
-        "training alone: transform() takes columns as they are",
+        "function that takes and returns a pandas DataFrame with the rows of a batch; used in"
+        " training only, not in transform()",
     ),
+    Row("transformation_edit_fields", None, "columns that it adds: (name, dtype, shape, nullable)"),
+    Row("transformation_removed_fields", None, "columns that it removes", names),
     Row(
-        "transformation_edit_fields", None, "columns that it makes: (name, dtype, shape, nullable)"
+        "train_reader_num_workers",
+        2,
+        "number of threads that read ahead",
+        _int,
+        ("TrainReaderNumWorker",),
     ),
-    Row("transformation_removed_fields", None, "columns that it takes away", names),
-    Row("train_reader_num_workers", 2, "threads that read ahead", _int, ("TrainReaderNumWorker",)),
     Row(
         "val_reader_num_workers",
         2,
-        "threads that read ahead for validation",
+        "number of threads that read ahead for validation",
         _int,
         ("ValReaderNumWorker",),
     ),
-    Row("reader_pool_type", "thread", "'thread'; 'dummy': read when a batch is asked for", _text),
-    Row("label_shapes", None, "shapes of labels, with -1 or without the rows", shapes),
+    Row(
+        "reader_pool_type",
+        "thread",
+        "'thread', or 'dummy' to read only when a batch is requested",
+        _text,
+    ),
+    Row("label_shapes", None, "shapes of labels, with -1 or without the dimension of rows", shapes),
     Row(
         "inmemory_cache_all",
         False,
@@ -121,11 +134,17 @@ COMMON = (
     Row(
         "use_gpu",
         True,
-        "use the GPU of the rank's task, or that of its number, if there is one",
+        "use the GPU of the rank's Spark task, or the GPU with the rank's local number, if there"
+        " is one",
         _bool,
     ),
     Row("mp_start_method", None, "no effect: readers are threads", _text),
-    Row("backward_passes_per_step", 1, "batches whose gradients make a step", _int),
+    Row(
+        "backward_passes_per_step",
+        1,
+        "number of batches whose gradients are combined in a step",
+        _int,
+    ),
     Row(
         "tensorflow_dataset_prefetch_buffer_size",
         0,
@@ -136,27 +155,27 @@ COMMON = (
     Row(
         "scale_lr",
         True,
-        "multiply the learning rate by the number of ranks, as Horovod does",
+        "multiply the learning rate by the number of ranks, as in Horovod",
         _bool,
     ),
     Row(
         "monitor",
         None,
-        "metric that says which epoch is best; default: val_loss, where there is validation",
+        "metric that determines the best epoch; default: val_loss if there is validation",
         _text,
     ),
     Row(
         "mode",
         "auto",
-        "'min' or 'max': which values of monitor are better; 'auto': as its name says",
+        "'min' or 'max': which values of monitor are better; 'auto': derived from its name",
         _text,
     ),
-    Row("patience", None, "end after so many epochs without a better one", _int),
-    Row("min_delta", 0.0, "by how much an epoch must be better", _number),
+    Row("patience", None, "stop after this number of epochs without improvement", _int),
+    Row("min_delta", 0.0, "smallest change that counts as an improvement", _number),
     Row(
         "data_options",
         None,
-        "arguments for reading columns: shapes, dtypes, fill, decode, storage_options",
+        "options for reading columns: shapes, dtypes, fill, decode, storage_options",
     ),
 )
 
@@ -188,7 +207,7 @@ def _setter(name: str, accessor: str) -> Callable[[Any, Any], Any]:
         return self
 
     setter.__name__ = f"set{accessor}"
-    setter.__doc__ = f"Set ``{name}``; the object."
+    setter.__doc__ = f"Set ``{name}`` and return the object."
     return setter
 
 
@@ -197,7 +216,7 @@ def _getter(name: str, accessor: str) -> Callable[[Any], Any]:
         return self.getOrDefault(name)
 
     getter.__name__ = f"get{accessor}"
-    getter.__doc__ = f"The value of ``{name}``."
+    getter.__doc__ = f"Return the value of ``{name}``."
     return getter
 
 

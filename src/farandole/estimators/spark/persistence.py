@@ -53,8 +53,8 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
     def _handleOverwrite(self, path: str) -> None:
         if not hasattr(self.sparkSession, "_jsparkSession"):
             raise SettingsError(
-                "overwrite() needs Spark's JVM in this process, and a session of Spark Connect has"
-                f" none: remove {path}, or save to another path, without overwrite()"
+                "overwrite() needs Spark's JVM in this process, which a session of Spark Connect"
+                f" does not have. Remove {path}, or save to another path without overwrite()"
             )
         super()._handleOverwrite(path)
 
@@ -79,7 +79,8 @@ def public(values: dict[str, Any]) -> dict[str, Any]:
         del kept["data_options"]["storage_options"]
     if dropped:
         logger.warning(
-            "storage_options are not written, they may hold secrets: set them again after reading"
+            "storage_options are not written, because they may contain secrets. Set them again"
+            " after reading"
         )
     return kept
 
@@ -98,8 +99,8 @@ class _Reader(MLReader):  # type: ignore[misc]
         if values is None or not all(instance.hasParam(name) for name in values):
             kind = metadata["class"]
             raise SettingsError(
-                f"{path} holds a {kind}, and {self.cls.__name__} cannot read it:"
-                f" {kind.rpartition('.')[2]}.load(path) does; a pipeline is read by its own class"
+                f"{path} contains a {kind}, which {self.cls.__name__} cannot read. Use"
+                f" {kind.rpartition('.')[2]}.load(path); read a pipeline with its own class"
                 " (PipelineModel.load)"
             )
         instance._set(**values)

@@ -71,8 +71,8 @@ def cached(frame: Any) -> Iterator[Any]:
     except Exception as error:  # such as in Databricks' serverless sessions
         logger.warning(
             "Spark computes the DataFrame twice, for training and for validation, and cannot keep"
-            " it meanwhile (%s): rows that come out otherwise the second time, as after a sum of"
-            " floating numbers, may be in both, or in none. Store the DataFrame before",
+            " it in between (%s). Rows that differ between the two (sums of floats, for example)"
+            " may be in both or in neither. Store the DataFrame first",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
         )
         yield frame

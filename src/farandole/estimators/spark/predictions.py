@@ -19,9 +19,9 @@ from farandole.inference.spark.archive import sent_archive
 from farandole.inference.spark.udf import predict_udf_from_loader, unused
 
 _CURE = (
-    "A fitted model has fill, decode and shapes from the estimator's data_options={...}."
-    " farandole.inference.transform(df, model.getModel(), inputs=...) takes them, and"
-    " errors='column': rows like this one become null there, with the error beside"
+    "A fitted model takes fill, decode and shapes from the estimator's data_options={...}."
+    " farandole.inference.transform(df, model.getModel(), inputs=...) accepts them, and with"
+    " errors='column' such rows become null, with the error in a column"
 )
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
@@ -145,7 +145,7 @@ def _numbers(outputs: Any, names: Sequence[str]) -> list[Any]:
     several = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     if len(several) != len(names):
         raise DataError(
-            f"get_prediction_fn() gives {len(several)} outputs of a row for the columns"
+            f"get_prediction_fn() returns {len(several)} outputs of a row for the columns"
             f" {', '.join(names)}"
         )
     arrays = [

@@ -16,7 +16,7 @@ from farandole.estimators.nonfinite import KINDS, warn_nonfinite
 from farandole.estimators.spark.fields import field_of, unfound
 from farandole.estimators.spec import Columns
 
-_TEXT = "index it first (StringIndexer), or leave it out"
+_TEXT = "convert it to indexes first (StringIndexer), or drop it"
 
 
 def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
                 raise unfound(frame, what, name)
     if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
         raise DataError(
-            f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame"
+            f"sample_weight_col={columns.weight!r} is not a column of numbers in the DataFrame"
         )
     if columns.transform is not None:
         return  # transformation_fn may make numbers of any type
@@ -40,7 +40,8 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
         if why:
             what = "label" if name in columns.labels else "feature"
             raise DataError(
-                f"{what} column {name!r} is of type {fields[name].simpleString()}: {why}"
+                f"{what} column {name!r} has the unsupported type {fields[name].simpleString()}:"
+                f" {why}"
             )
 
 
@@ -61,13 +62,11 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
             else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
         )
     if isinstance(kind, T.StructType):
-        return "make columns of its fields, as F.col('column.field') is, or leave it out"
+        return "select its fields as columns, F.col('column.field'), or drop it"
     if isinstance(kind, T.MapType):
-        return "make columns of its values, as F.col('column')['key'] is, or leave it out"
+        return "select its values as columns, F.col('column')['key'], or drop it"
     return (
-        _TEXT
-        if isinstance(kind, T.StringType)
-        else "cast it to a number or an array, or leave it out"
+        _TEXT if isinstance(kind, T.StringType) else "cast it to a number or an array, or drop it"
     )
 
 
@@ -78,9 +77,9 @@ def check_sides(frame: Any, name: str) -> None:
         raise unfound(frame, "Validation", name)
     if not isinstance(field.dataType, T.NumericType | T.BooleanType | T.StringType):
         raise DataError(
-            f"validation column {name!r} is of type {field.dataType.simpleString()}: rows where it"
-            f" is above 0, or true, are for validation; make one of it, as df.withColumn({name!r},"
-            f" F.col({name!r}) > '2024-01-01') does"
+            f"validation column {name!r} has type {field.dataType.simpleString()}, but must be a"
+            " number or bool: rows above 0, or true, are used for validation. Create one, for"
+            f" example with df.withColumn({name!r}, F.col({name!r}) > '2024-01-01')"
         )
 
 
@@ -129,13 +128,13 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
         if missing:
             raise DataError(
-                f"column {column.name!r} holds null in {counted(missing, 'row')}: give {fill}, or"
-                " leave them out"
+                f"column {column.name!r} holds null in {counted(missing, 'row')}. Pass {fill}, or"
+                " drop these rows"
             )
         if least != most:
             raise DataError(
                 f"the {column.kind}s of column {column.name!r} have from {least} to {most}"
-                " elements: a model takes rows of one shape; make them equally long, or give"
+                " elements, but a model takes rows of one shape. Make them equally long, or pass"
                 f" {fill} and a shape"
             )
     for name, nan in nans.items():

@@ -43,15 +43,15 @@ def prepared(
         if held is not None:
             reading["shapes"] = {**padded(data), **(options.get("shapes") or {})}
             empty = (
-                "Validation DataFrame is empty. Increase the validation split, or look at the"
+                "Validation DataFrame is empty. Increase the validation split, or check the"
                 " validation column"
             )
             if isinstance(validation, str) and isinstance(
                 field_of(frame, validation).dataType, T.StringType
             ):
                 empty += (
-                    f", which holds text: make numbers of it, as (F.col({validation!r}) == 'test')"
-                    " does"
+                    ", which holds text: convert it to bool, for example with"
+                    f" F.col({validation!r}) == 'test'"
                 )
             other = stack.enter_context(
                 _write(held, parent, reading, f"{empty}: validation={validation!r}")
@@ -68,8 +68,8 @@ def _write(frame: Any, parent: str | None, options: Mapping[str, Any], empty: st
     except NullError as error:
         name = error.column
         raise DataError(
-            f"column {name!r} holds null: give data_options={{'fill': {{{name!r}: value}}}}, or"
-            f" leave such rows out (df.dropna(subset=[{name!r}]))"
+            f"column {name!r} holds null. Pass data_options={{'fill': {{{name!r}: value}}}}, or"
+            f" drop such rows (df.dropna(subset=[{name!r}]))"
         ) from None
     except DataError:
         if frame.isEmpty():

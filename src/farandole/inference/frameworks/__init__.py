@@ -46,8 +46,8 @@ FRAMEWORKS: dict[str, Framework] = {
         suffixes=(".keras", ".h5"),
         classes=r"(tf_keras|([^.]+\.){0,2}keras)(\..+)?\.Model",
         cure=(
-            ". Classes and functions of the program: custom_objects={name: object}; if you trust"
-            " whoever made a file with functions in it: trust_pickle=True (--trust-pickle)"
+            ". For custom classes and functions: custom_objects={name: object}. For a file with"
+            " functions from a trusted author: trust_pickle=True (--trust-pickle)"
         ),
     ),
     "onnx": Framework(
@@ -87,7 +87,7 @@ def kind_of(model: Any) -> str:
         " (here its method: model.predict)" if callable(getattr(model, "predict", None)) else ""
     )
     raise SettingsError(
-        f"model={model!r:.80} is a {type(model).__name__}: give a torch module, a Keras or ONNX"
+        f"model={model!r:.80} is a {type(model).__name__}. Pass a torch module, a Keras or ONNX"
         f" model, a function on arrays{method}, a function without arguments that loads one of"
         " these, or the path of a file"
     )
@@ -105,7 +105,7 @@ def kind_of_path(path: str) -> str:
             if os.path.exists(os.path.join(local, marker)):
                 return kind
         raise SettingsError(
-            f"model={path!r} is a folder without {' or '.join(folders)}: give a SavedModel, or a"
+            f"model={path!r} is a folder without {' or '.join(folders)}. Pass a SavedModel, or a"
             " file"
         )
     suffix = os.path.splitext(name)[1].lower()
@@ -115,6 +115,6 @@ def kind_of_path(path: str) -> str:
     if suffix in suffixes:
         return suffixes[suffix]
     raise SettingsError(
-        f"model={path!r}: {suffix!r} is no known kind of file; known: {', '.join(suffixes)}, and"
-        " the folder of a SavedModel. For others give a function that loads the model"
+        f"model={path!r} has the unknown suffix {suffix!r}; known: {', '.join(suffixes)}, and the"
+        " folder of a SavedModel. For other files pass a function that loads the model"
     )

@@ -63,8 +63,8 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     path = folder / "model.keras"
     if not getattr(model, "built", True):
         raise SettingsError(
-            f"the Keras model {model.name!r} has no weights yet: each process would draw others."
-            " Train it, load its weights, or call it once"
+            f"the Keras model {model.name!r} has no weights yet, so each process would initialize"
+            " different ones. Train it, load its weights, or call it once"
         )
     model.save(path)
     backend = _backend(model)
@@ -82,9 +82,9 @@ def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPr
     keras = _keras(path, str(options.get("backend", "")), execution)
     if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
         raise SettingsError(
-            f"{path} is no .keras file, and Keras {keras.__version__} runs functions in others"
-            " (Lambda layers). If you trust whoever made it, say trust_pickle=True"
-            " (--trust-pickle); or save it as .keras, or have Keras 3.11"
+            f"{path} is not a .keras file, and Keras {keras.__version__} runs functions in other"
+            " files (Lambda layers). If you trust its author, use trust_pickle=True"
+            " (--trust-pickle). Otherwise save it as .keras, or upgrade to Keras 3.11"
         )
     model = keras.models.load_model(
         path,
@@ -158,19 +158,19 @@ def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any
         if (each.__module__ or "").split(".")[0] in _KERAS:
             continue
         cure = (
-            "give it another name, or give a function without arguments that makes the model and"
-            " loads its weights"
+            "rename it, or pass a function without arguments that creates the model and loads its"
+            " weights"
         )
         # the file contains the code of lambdas
         if custom.setdefault(name, each) is not each and name not in known and name != "<lambda>":
             raise SettingsError(
-                f"the Keras model has two different functions or classes of the name {name!r}:"
-                f" {cure}"
+                f"the Keras model has two different functions or classes named {name!r}. To fix"
+                f" this, {cure}"
             )
         if activates and not _is_known_as(name, each, package):
             raise SettingsError(
-                f"the Keras model has an activation {name!r} that is not Keras's own {name!r}:"
-                f" {cure}"
+                f"the Keras model has an activation {name!r} that is not Keras's own {name!r}. To"
+                f" fix this, {cure}"
             )
     return {**custom, **known}
 

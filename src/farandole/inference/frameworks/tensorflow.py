@@ -75,7 +75,7 @@ def fit(execution: Execution) -> None:
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     raise SettingsError(
-        "a SavedModel that is loaded cannot be sent: give the path of its folder, which all hosts"
+        "a loaded SavedModel cannot be sent. Pass the path of its folder, which all hosts must"
         " reach, or a function without arguments that loads it there"
     )
 

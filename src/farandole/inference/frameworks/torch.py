@@ -42,9 +42,9 @@ class TorchPredictor:
     def __init__(self, module: Any, execution: Execution) -> None:
         if operation := _training(module):
             warnings.warn(
-                f"the model's graph has {operation} as in training, which eval() does not change:"
-                " predictions depend on chance, or on the other rows of a batch. Call model.eval()"
-                " before it is traced or exported",
+                f"the model's graph contains {operation} in training mode, which eval() does not"
+                " change, so predictions are random or depend on other rows of a batch. Call"
+                " model.eval() before tracing or exporting",
                 stacklevel=2,
             )
         self._execution = execution
@@ -76,7 +76,7 @@ class TorchPredictor:
             if not texts:
                 raise
             raise TypeError(
-                f"{error} ({texts[0]!r} comes as text: cast it to a number, or index it)"
+                f"{error} ({texts[0]!r} is text: cast it to a number, or convert it to indexes)"
             ) from error
         except RuntimeError as error:  # torch does not name the input, nor convert it
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
@@ -84,10 +84,10 @@ class TorchPredictor:
                 raise
             kind = inputs[whole[0]].dtype.name
             cure = (
-                f"dtypes={{{whole[0]!r}: ...}} (--dtype {whole[0]}=...) gives numbers as 'float32'"
+                f"dtypes={{{whole[0]!r}: ...}} (--dtype {whole[0]}=...) converts it to 'float32'"
                 " or 'int64'"
             )
-            raise RuntimeError(f"{error} ({whole[0]!r} comes as {kind}: {cure})") from error
+            raise RuntimeError(f"{error} ({whole[0]!r} is {kind}: {cure})") from error
 
     def _tensor(self, array: Array) -> Any:
         if array.dtype == object:
@@ -103,13 +103,13 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise SettingsError(
-            f"device={name!r} is none that torch knows: cpu, cuda or cuda:1, say ({error})"
+            f"device={name!r} is not a device of torch, such as cpu, cuda or cuda:1 ({error})"
         ) from error
     seen = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= seen:
         gpus = counted(seen, "GPU") if seen else "no GPUs"
         raise SettingsError(
-            f"device={name!r}, but torch sees {gpus} in this process"
+            f"device={name!r}, but torch finds {gpus} in this process"
             + (
                 f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own"
                 if seen
@@ -191,8 +191,8 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
         except Exception as error:  # such as a lock, an open file, a parametrization
             text = " ".join(str(error).split())
             raise SettingsError(
-                f"the module cannot be pickled ({type(error).__name__}: {text}): give a function"
-                " without arguments that makes it and loads its weights"
+                f"the module cannot be pickled ({type(error).__name__}: {text}). Pass a function"
+                " without arguments that creates it and loads its weights"
             ) from error
     # this program has made the file
     return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)
@@ -224,7 +224,7 @@ def _load(path: str, trusted: bool) -> Any:
         or "serialized_exported_program.json" in names
     ):
         if not trusted:  # torch unpickles parts of it without restrictions
-            raise _untrusted(f"{path} is an exported program, in which torch reads pickles")
+            raise _untrusted(f"{path} is an exported program, which contains pickles")
         return torch.export.load(path).module()
     mapped = bool(names)  # torch's format before 2020 is not an archive
     if not mapped:
@@ -235,8 +235,9 @@ def _load(path: str, trusted: bool) -> Any:
         module = _load_layers(path, mapped)
     if not isinstance(module, torch.nn.Module):
         raise SettingsError(
-            f"{path} holds a {type(module).__name__}, no module: save the module itself with"
-            " torch.save(module, path), or give a function that makes it and loads these weights"
+            f"{path} contains a {type(module).__name__}, not a module. Save the module itself with"
+            " torch.save(module, path), or pass a function that creates it and loads these"
+            " weights"
         )
     return module
 
@@ -248,29 +249,29 @@ def _check_old(path: str) -> None:
     with open(path, "rb") as file:
         begin = file.read(2)
     if not begin.startswith(b"\x80"):
-        what = "is not whole: its end is missing" if begin == b"PK" else "is no file of torch.save"
-        raise SettingsError(f"{path} {what}; write it again with torch.save(module, path)")
+        what = "is truncated" if begin == b"PK" else ("is not a file of torch.save")
+        raise SettingsError(f"{path} {what}. Write it again with torch.save(module, path)")
 
 
 def _load_layers(path: str, mapped: bool) -> Any:
     """Load a module of torch's own layers without running code from the file."""
     if not mapped:  # torch cannot list the contents
         raise _untrusted(
-            f"{path} has the format of torch.save before 1.6, a pickle whose content cannot be"
-            " looked at"
+            f"{path} has the format of torch.save before 1.6, a pickle whose contents cannot be"
+            " inspected"
         )
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     layers = {name: layer for name in unsafe if (layer := _layer(name))}
     if others := sorted(set(unsafe) - layers.keys()):
-        raise _untrusted(f"{path} is a pickle that asks for {', '.join(others[:5])}")
+        raise _untrusted(f"{path} is a pickle that imports {', '.join(others[:5])}")
     with torch.serialization.safe_globals(list(layers.values())):
         return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
 
 
 def _untrusted(what: str) -> SettingsError:
     return SettingsError(
-        f"{what}: opening it runs code that the file names. If you trust whoever made it, say"
-        " trust_pickle=True (--trust-pickle); or save the model as TorchScript"
+        f"{what}, so opening it can run code from the file. If you trust its author, use"
+        " trust_pickle=True (--trust-pickle). Otherwise save the model as TorchScript"
     )
 
 

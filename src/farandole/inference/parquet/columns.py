@@ -29,8 +29,8 @@ def merged_schema(files: Sequence[Any], first: Any) -> Any:
             schema = pa.unify_schemas([schema, instants(file)], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
-                f"{file.path}: a column has another type than in {files[0].path}, and none holds"
-                f" both ({error}): convert one of the files, or predict for them one by one"
+                f"{file.path}: a column has another type than in {files[0].path}, and no type"
+                f" holds both ({error}). Convert one of the files, or predict for each separately"
             ) from None
     names = dict.fromkeys([*first.names, *schema.names])
     return pa.schema([schema.field(name) for name in names])
@@ -50,7 +50,7 @@ def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
 def _once(names: list[str], option: str, cure: str) -> list[str]:
     """Return ``names``. Raises SettingsError for a duplicate."""
     if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
-        raise SettingsError(f"{option} names {doubled[0]!r} twice: {cure}")
+        raise SettingsError(f"{option} names {doubled[0]!r} twice. To fix this, {cure}")
     return names
 
 
@@ -66,8 +66,8 @@ def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | No
     chosen = others if len(others) == 1 else arrays
     if len(chosen) != 1:
         raise SettingsError(
-            f"the input has columns {', '.join(schema.names)}: say which of them the model gets"
-            " (inputs=, --columns)"
+            f"the input has columns {', '.join(schema.names)}. Choose the model's inputs among"
+            " them (inputs=, --columns)"
         )
     return [chosen[0].name]
 
@@ -81,18 +81,18 @@ def output_names(
         raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
     if not isinstance(output, str) and len(names) != len(kind.fields):
         raise SettingsError(
-            f"{len(names)} output columns are named, and returns='{kind}' has {len(kind.fields)}"
+            f"{len(names)} output columns are named, but returns='{kind}' has {len(kind.fields)}"
             " fields"
         )
     if errors == "column":
         names.append(f"{names[0]}_error")
     if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
         raise SettingsError(
-            f"two new columns are named {doubled[0]!r}: give other names with output_columns="
+            f"two new columns are named {doubled[0]!r}. Choose other names with output_columns="
         )
     if taken := [name for name in names if name in kept]:
         raise SettingsError(
-            f"the input has a column {taken[0]!r} already: name another one with output_columns="
+            f"the input already has a column {taken[0]!r}. Choose another name with output_columns="
         )
     return names
 

@@ -47,7 +47,7 @@ class Summary(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        before = f", {self.resumed} of them from before" if self.resumed else ""
+        before = f", {self.resumed} of them written earlier" if self.resumed else ""
         return (
             f"{counted(self.rows, 'row')} in {counted(self.files, 'file')}{before},"
             f" {self.seconds:.1f} s"
@@ -241,6 +241,6 @@ def _check_unchanged(sources: Sequence[InputFile], system: Any) -> None:
     for source in sources:
         if _version(source.path, system) != (source.written, source.size):
             raise DataError(
-                f"{source.path} was written anew while it was read: some predictions are of its"
-                " rows before. Say overwrite (--overwrite)"
+                f"{source.path} was overwritten while it was read, so some predictions belong to"
+                " its earlier rows. Run again with overwrite (--overwrite)"
             )

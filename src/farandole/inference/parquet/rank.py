@@ -211,7 +211,7 @@ def _as(column: Any, kind: Any, name: str, path: str) -> Any:
         return column.cast(kind)
     except pa.ArrowException as error:
         raise DataError(
-            f"{path}, column {name!r}: it is {column.type} here, and {kind} for all files: {error}"
+            f"{path}, column {name!r} has type {column.type} here, but {kind} in all files: {error}"
         ) from None
 
 

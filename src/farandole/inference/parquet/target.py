@@ -39,8 +39,8 @@ def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> Non
         resolved = _place(path)
         if _within(resolved, target) or _within(target, resolved):
             raise SettingsError(
-                f"output={output} and input {path} lie in each other: predictions would be read as"
-                " input, or take its place. Name another folder"
+                f"output={output} and input {path} overlap, so predictions would be read as input"
+                " or replace it. Use another folder"
             )
 
 
@@ -72,7 +72,8 @@ class Target:
             kind = fs.FileType.NotFound
         if kind == fs.FileType.File:
             raise SettingsError(
-                f"output={self._path} is a file: name a folder, or say overwrite (--overwrite)"
+                f"output={self._path} is a file. Use a folder, or overwrite it with overwrite"
+                " (--overwrite)"
             )
         if kind == fs.FileType.Directory and (existing := self._facts()) is not None:
             self._compare(existing, facts)
@@ -120,10 +121,13 @@ class Target:
         missing = [file.name for file in every if not self.has(file)]
         more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]
         if missing or more:
-            what = f"{missing[0]} is missing" if missing else f"{more[0]} is not of this job"
+            what = (
+                f"{missing[0]} is missing"
+                if missing
+                else (f"{more[0]} does not belong to this job")
+            )
             raise DataError(
-                f"{self._path}: {what}; somebody else has written there. Say overwrite"
-                " (--overwrite)"
+                f"{self._path} was changed by another job: {what}. Use overwrite (--overwrite)"
             )
 
     def clean(self) -> None:
@@ -138,8 +142,8 @@ class Target:
         if MANIFEST not in names:
             if [name for name in names if not name.startswith(".")]:
                 raise SettingsError(
-                    f"output={self._path} holds other files ({names[0]}): name another folder, or"
-                    " say overwrite (--overwrite)"
+                    f"output={self._path} contains other files ({names[0]}). Use another folder,"
+                    " or overwrite (--overwrite)"
                 )
             return None
         with self._system.open_input_stream(f"{self._path}/{MANIFEST}") as file:
@@ -149,9 +153,9 @@ class Target:
         for name, value in facts.items():
             if existing.get(name) != value:
                 raise SettingsError(
-                    f"output={self._path} holds predictions of another call: its {name} was"
-                    f" {existing.get(name)!r:.200}, and is {value!r:.200} now. Name another folder,"
-                    " or say overwrite (--overwrite)"
+                    f"output={self._path} contains predictions of another call, whose {name} was"
+                    f" {existing.get(name)!r:.200} instead of {value!r:.200}. Use another folder,"
+                    " or overwrite (--overwrite)"
                 )
 
     def _put(self, name: str, content: Any) -> None:
@@ -181,7 +185,7 @@ class Target:
             return
         if MANIFEST not in self._names() and self._names():
             raise SettingsError(
-                f"output={self._path} was not written by farandole predict: it is not overwritten."
-                " Remove it yourself, or name another folder"
+                f"output={self._path} was not written by farandole predict, so it is not"
+                " overwritten. Remove it, or use another folder"
             )
         self._system.delete_dir(self._path)

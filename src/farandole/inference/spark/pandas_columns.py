@@ -90,10 +90,10 @@ def _check_digits(array: Any, kind: Any, name: str) -> None:
     largest = pc.max(pc.abs(array)).as_py() if len(array) - array.null_count else 0
     if largest >= _DIGITS:
         raise DataError(
-            f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark"
-            f" before 4.1 hands over {largest:.0f} and the like, with other digits: fill the nulls"
-            " (df.fillna; in an array F.transform(column, lambda x: F.coalesce(x, F.lit(0)))),"
-            " leave such rows out, or use Spark 4.1"
+            f"column {name!r} holds null and integers of 2^53 or more, whose last digits Spark"
+            f" before 4.1 changes ({largest:.0f}, for example). Fill the nulls (df.fillna; in an"
+            " array F.transform(column, lambda x: F.coalesce(x, F.lit(0)))), drop such rows, or"
+            " use Spark 4.1"
         )
 
 

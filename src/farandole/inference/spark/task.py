@@ -84,8 +84,8 @@ def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOpti
     if len(names) + job.keys != columns:
         key = " and a key" if job.key else ""
         raise SettingsError(
-            f"predict_udf is given {counted(columns, 'column')}, and"
-            f" inputs={list(names)}{key} names {len(names) + job.keys}"
+            f"predict_udf was given {counted(columns, 'column')}, but inputs={list(names)}{key}"
+            f" names {len(names) + job.keys}"
         )
     options = {
         name: _by_name(name, job.options.get(name, {}), names) for name in ColumnOptions._fields
@@ -114,7 +114,7 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
         )
     if len(value) != len(names):
         raise SettingsError(
-            f"{option}={value!r} has {len(value)} for {counted(len(names), 'column')}"
+            f"{option}={value!r} has {len(value)} values for {counted(len(names), 'column')}"
             f" ({', '.join(names)})"
         )
     return {name: each for name, each in zip(names, value, strict=True) if each is not None}

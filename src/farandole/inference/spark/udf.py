@@ -132,8 +132,8 @@ def transform(
     fields = [name for name, _ in kind.fields]
     if not isinstance(output, str) and len(fields) != len(outputs):
         raise SettingsError(
-            f"output={outputs} names {counted(len(outputs), 'column')}, and returns='{kind}' has "
-            f"{counted(len(fields), 'field')}"
+            f"output={outputs} names {counted(len(outputs), 'column')}, but returns='{kind}' has"
+            f" {counted(len(fields), 'field')}"
         )
     function = predict_udf(
         packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options

@@ -37,9 +37,9 @@ def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
         return ()
     if set(outputs) != set(labels):
         raise DataError(
-            f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are"
-            f" {', '.join(labels)}: give outputs the names of their labels, or let the model give a"
-            " list, in the order of label_cols"
+            f"the model's outputs are a dict of {', '.join(outputs)}, but the label columns are"
+            f" {', '.join(labels)}. Give the outputs the names of their labels, or return a list"
+            " in the order of label_cols"
         )
     return tuple(labels)
 

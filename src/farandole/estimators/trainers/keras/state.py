@@ -99,9 +99,8 @@ def load(model: Any, state: bytes) -> None:
     count = len(model.get_weights())
     if count != len(weights):
         raise DataError(
-            f"the model that was trained has {len(weights)} arrays of weights, and the one that was"
-            f" given {count}: give a model that is built (with an Input layer, or after"
-            " model.build(shape))"
+            f"the trained model has {len(weights)} arrays of weights, but the given one {count}."
+            " Pass a built model (with an Input layer, or after model.build(shape))"
         )
     model.set_weights(weights)
     if rate is not None:

@@ -131,9 +131,9 @@ def _fit(
 def _tell_left(passes: int, batches: int) -> None:
     if batches % passes:
         logger.warning(
-            "backward_passes_per_step=%s does not divide the %s batches of this training: the"
-            " gradients of the last %s make no step; choose train_steps_per_epoch, epochs or"
-            " backward_passes_per_step so that it does",
+            "backward_passes_per_step=%s does not divide the %s batches of this training, so the"
+            " gradients of the last %s are not used. Choose train_steps_per_epoch, epochs or"
+            " backward_passes_per_step accordingly",
             passes,
             batches,
             batches % passes,

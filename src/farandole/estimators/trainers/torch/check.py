@@ -32,7 +32,7 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
             raise
         except Exception as error:  # raised by the user's model
             cure = (
-                "input_shapes reshapes them; those in categorical_cols come as whole numbers,"
+                "input_shapes reshapes them; columns in categorical_cols are passed as integers,"
                 " others as floats"
             )
             raise features_error(
@@ -47,6 +47,7 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
             raise loss_error(shapes, described, error) from error
     if loss.numel() != 1:
         raise DataError(
-            f"the loss gives {tuple(loss.shape)} numbers: it must give one, the mean over the batch"
+            f"the loss returned a tensor of shape {tuple(loss.shape)}, but must return one number,"
+            " the mean over the batch"
         )
     return shapes

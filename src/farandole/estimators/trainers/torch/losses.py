@@ -30,11 +30,11 @@ def losses(losses_given: Sequence[Any]) -> list[Callable[..., Any]]:
     for loss in losses_given:
         if isinstance(loss, str) and loss not in known:
             near = did_you_mean(loss, known)
-            raise SettingsError(f"loss={loss!r} is no loss of torch.nn.functional{near}")
+            raise SettingsError(f"loss={loss!r} is not a loss of torch.nn.functional{near}")
         refuse_class("loss", loss)
         if not isinstance(loss, str) and not callable(loss):
             raise SettingsError(
-                f"loss={loss!r} is no function of output and label: give one, or its name"
+                f"loss={loss!r} is not a function of output and label. Pass one, or its name"
             )
         checked.append(getattr(functions, loss) if isinstance(loss, str) else loss)
     return checked
@@ -45,7 +45,7 @@ def refuse_class(parameter: str, value: Any) -> None:
     if isinstance(value, type):
         needs, call = constructor(value)
         raise SettingsError(
-            f"{parameter}: {value.__name__} is a class{needs}: give an object of it, {call}"
+            f"{parameter}: {value.__name__} is a class{needs}. Pass an instance, {call}"
         )
 
 
@@ -161,9 +161,9 @@ def _tell_parts(label: Any) -> None:
     """
     if label.is_floating_point() and not bool((label == label.trunc()).all()):
         wrong = label[label != label.trunc()].reshape(-1)[0].item()
-        cure = "index them (StringIndexer)"
+        cure = "convert labels to indexes (StringIndexer)"
         raise DataError(
-            f"a label is {wrong:g}, and the loss takes numbers of classes, from 0: {cure}"
+            f"a label is {wrong:g}, but the loss takes class indexes from 0. To fix this, {cure}"
         )
 
 
@@ -184,7 +184,7 @@ def _rowwise(loss: Any) -> Any:
         able = True
     if not able:
         raise SettingsError(
-            "sample_weight_col needs the loss of each row: give a loss with an argument reduction,"
-            f" as those of torch, instead of {getattr(loss, '__name__', loss)}"
+            "sample_weight_col needs the loss of each row. Pass a loss with an argument"
+            f" reduction, such as torch's losses, instead of {getattr(loss, '__name__', loss)}"
         )
     return lambda output, label: loss(output, label, reduction="none")

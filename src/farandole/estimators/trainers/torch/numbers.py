@@ -45,7 +45,7 @@ class Numbers:
         except Exception as error:  # raised by the user's function
             column = describe_columns([self._objective.labels[index]], [label])
             raise DataError(
-                f"the metric {_name(function)} must give one number for an output of shape"
+                f"the metric {_name(function)} must return one number for an output of shape"
                 f" {tuple(output.shape[1:])} and the label {column}: {type(error).__name__}:"
                 f" {error}"
             ) from error

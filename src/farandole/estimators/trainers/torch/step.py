@@ -31,8 +31,8 @@ def one_number(loss: Any) -> Any:
     """Return the loss of a step. Raises DataError if it is not one number."""
     if loss is None or torch.as_tensor(loss).numel() != 1:
         raise DataError(
-            f"train_minibatch_fn gave {type(loss).__name__} as the loss of its step: it must return"
-            " the outputs and the loss, one number"
+            f"train_minibatch_fn returned {type(loss).__name__} as the loss of its step, but must"
+            " return the outputs and the loss, one number"
         )
     return torch.as_tensor(loss).detach().reshape(())
 

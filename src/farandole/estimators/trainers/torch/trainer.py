@@ -135,10 +135,9 @@ class TorchTraining(Training):
         now, first = len(optimizer["param_groups"]), len(self.rates)
         if now != first:
             raise SettingsError(
-                f"the optimizer has {now} groups of parameters, and had {first} when training"
-                " began: the optimizer of the model that comes back, and of a run that goes on,"
-                " has those of the beginning. Give it all parameters, and let callbacks freeze and"
-                " free them with requires_grad_()"
+                f"the optimizer has {now} parameter groups, but had {first} when training began,"
+                " and the returned model and resumed runs expect that number. Give it all"
+                " parameters, and let callbacks freeze and unfreeze them with requires_grad_()"
             )
         groups = [
             {
