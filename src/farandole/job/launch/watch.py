@@ -24,6 +24,7 @@ from farandole.job.launch.plan import places
 from farandole.job.launch.servers import ServerProcesses
 from farandole.job.launch.status import status
 from farandole.job.launch.supervise import JobState, Supervisor
+from farandole.job.launch.tail import JobTail
 from farandole.job.launch.uninitialized import UninitializedRanks
 from farandole.job.report import keys, messages
 from farandole.job.report.outcome import Outcome
@@ -69,6 +70,7 @@ class Watch:
         self._store = store
         self._streams = streams
         self._supervisor = Supervisor(job.np)
+        self._tail = JobTail(job.np, job.settings)
         self._status = status(job.display.say, streams)
         self._doing = ""
         self._messages: deque[messages.RankMessage] = deque()
@@ -277,22 +279,40 @@ class Watch:
         if verdict := self._servers.verdict(self._streams.tails()):
             return verdict
         if not self._supervisor.failing:
-            return None
+            return self._verdict_on_tail()
         # Imported here because a successful job has nothing to explain.
         from farandole.job.launch.explain.cause import explain
 
-        hosts = [slot.host for slot in self._slots]
-        return explain(self._supervisor.events, hosts, self._streams.tails(), self._activities())
-
-    def _activities(self) -> dict[int, str]:
-        """Return the activities of the ranks for which other ranks wait in ``init()``."""
         kinds = {
             event.outcome.kind for event in self._supervisor.events if event.outcome is not None
         }
-        if RendezvousError.__name__ not in kinds:
-            return {}
+        # other ranks wait for them in init()
+        awaited = self._workers if RendezvousError.__name__ in kinds else ()
+        hosts = [slot.host for slot in self._slots]
+        tails = self._streams.tails()
+        return explain(self._supervisor.events, hosts, tails, self._activities(awaited))
+
+    def _verdict_on_tail(self) -> Verdict | None:
+        """Report ranks that go on long after others have ended; return a verdict if they have to
+        be ended.
+        """
+        codes, now = self._supervisor.codes, time.monotonic()
+        seconds, is_over = self._tail.look(codes, now), self._tail.is_over(codes, now)
+        if not (seconds or is_over):
+            return None
+        running = self._tail.running(codes)
+        hosts = [slot.host for slot in self._slots]
+        activities = self._activities([self._workers[rank] for rank in running])
+        if is_over:
+            return self._tail.verdict(codes, hosts, activities)
+        if not self._job.display.quiet:
+            self._job.display.note(self._tail.describe(codes, seconds, hosts, activities))
+        return None
+
+    def _activities(self, workers: Sequence[Worker]) -> dict[int, str]:
+        """Return the present activities of these ranks."""
         found = {}
-        for worker in self._workers:
+        for worker in workers:
             last = self._streams.last_line(worker.slot.rank)
             parts = [
                 worker.activity(),

@@ -197,7 +197,7 @@ class Agent:
         try:
             with Pipes(self._wake_in) as pipes:
                 followed: list[Followed] = []
-                while self._obey():
+                while self._obey(sender):
                     for worker in self._workers[len(followed) :]:
                         pipes.add(worker)
                         followed.append(Followed(len(followed), worker))
@@ -208,7 +208,7 @@ class Agent:
         finally:
             sender.finish()
 
-    def _obey(self) -> bool:
+    def _obey(self, sender: Sender) -> bool:
         """Execute pending orders; False once dismissed."""
         while not self._orders.empty():
             order = self._orders.get()
@@ -221,6 +221,9 @@ class Agent:
                 self._run(order)
                 continue
             worker = self._workers[order["rank"]]
+            if order["do"] == "activity":
+                sender.put(f"activity/{order['rank']}", worker.activity().encode())
+                continue
             if order["do"] == "signal":
                 worker.signal(order["number"])
             else:

@@ -1,9 +1,9 @@
 """The driver's end of the agents: their reports, messages and orders.
 
 All communication goes through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
-rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From the
-driver: ``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``.
-Processes other than ranks are numbered after the ranks of their agent.
+rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and
+``activity/<k>``. From the driver: ``agent/<n>/order/<number>`` and, to the first rank's agent,
+``agent/<n>/log/<number>``. Processes other than ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from farandole.job.report.outcome import SILENT, Outcome, parsed
 from farandole.net.store import StoreServer, Value
 
 ROOM = 1 << 20  # bytes of output in flight to the driver's main thread, for each stream
+ANSWER = 1.0  # seconds for an agent to answer a query
 WHY = 2.0  # seconds for the cluster to report why an agent was lost
 Gone = Callable[[int], "str | None"]
 
@@ -61,6 +62,8 @@ class RemoteWorker:
         self.code: int | None = None
         self.ended = math.inf
         self.gone = False
+        self.said: str | None = None  # the agent's last answer to a query for the activity
+        self.answered = threading.Event()
         self.reported = False  # the rank has reported its outcome to the driver
         self.lost_at: float | None = None
         self.stdout: int | None  # closed by the reader
@@ -101,7 +104,15 @@ class RemoteWorker:
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
     def activity(self) -> str:
-        return ""  # unknown without a query to the agent
+        """Ask the agent. The first call waits for the answer; later ones return the last answer, so
+        that an agent that is stopped delays the driver only once.
+        """
+        is_first, self.said = self.said is None, self.said or ""
+        if self.alive():
+            self._order("activity")
+            if is_first:
+                self.answered.wait(ANSWER)
+        return self.said
 
     def signal(self, number: int) -> None:
         if self.agent is not None:
@@ -184,6 +195,9 @@ class AgentRegistry:
             worker.end(int(parsed(value)["code"]))
         elif what == "gone":
             worker.gone = True
+        elif what == "activity":
+            worker.said = printable(bytes(value).decode("utf-8", "replace"))
+            worker.answered.set()
         elif what == "failed":
             self._fail(worker, "error", str(parsed(value)["message"]))
         else:
