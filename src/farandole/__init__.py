@@ -16,10 +16,23 @@ if _platform != "linux":
 if TYPE_CHECKING:
     from farandole import errors
     from farandole.job.launch.api import Runner, run
+    from farandole.jobs.experiment import Experiment, FunctionRun, ScriptRun, distributed
+    from farandole.jobs.run import Run
 
     __version__: str
 
-__all__ = ["Runner", "__version__", "errors", "run"]
+__all__ = [
+    "Experiment",
+    "FunctionRun",
+    "Run",
+    "Runner",
+    "ScriptRun",
+    "__version__",
+    "distributed",
+    "errors",
+    "run",
+]
+_JOBS = ("Experiment", "FunctionRun", "ScriptRun", "distributed")
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +41,12 @@ def __getattr__(name: str) -> Any:
         from farandole.job.launch import api
 
         value = getattr(api, name)
+    elif name in _JOBS:
+        from farandole.jobs import experiment
+
+        value = getattr(experiment, name)
+    elif name == "Run":
+        from farandole.jobs.run import Run as value
     elif name == "errors":
         import farandole.errors as value
     elif name == "__version__":

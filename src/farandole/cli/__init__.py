@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.cli.parsing import mute, say
-from farandole.errors import JobFailedError, RendezvousError, SettingsError, did_you_mean
+from farandole.errors import (
+    JobFailedError,
+    RendezvousError,
+    RunError,
+    SettingsError,
+    did_you_mean,
+)
+from farandole.job.plugins import registry
 
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
 COMMANDS = {
@@ -21,6 +28,15 @@ COMMANDS = {
     "config": "list every setting: flag, variable, default, meaning",
     "timeline": "merge the timelines of several ranks",
     "bench": "run the benchmarks (from a clone of the project)",
+    "submit": "put a run into the queue: on this machine, on hosts, on a cluster",
+    "runs": "list runs",
+    "show": "show a run: state, cause, files",
+    "logs": "print or follow the output of a run",
+    "compare": "show what differs between runs",
+    "rerun": "submit a run again",
+    "stop": "end runs",
+    "export": "write a run to an archive",
+    "gc": "delete old runs",
     "completion": "complete this command in bash, zsh or fish",
 }
 _LINES = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())
@@ -41,6 +57,8 @@ def module(command: str) -> Any:
     """Return the module of a command: ``parser()`` returns its options, ``main(arguments)``
     runs it and returns the exit status.
     """
+    if command in registry.BUILT_IN["command"]:
+        return registry.load("command", command)
     return importlib.import_module(f"{__name__}.{command}")
 
 
@@ -64,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(f"farandole: {error}\n")
         return error.exit_code
-    except RendezvousError as error:  # not all hosts reported in time
+    except (RendezvousError, RunError) as error:  # not all hosts reported in time; a bad folder
         sys.stderr.write(f"farandole: {error}\n")
         return 1
     except BrokenPipeError:  # the same for the command's own messages

@@ -15,6 +15,7 @@ from farandole.job.config.fields import settings_of
 from farandole.job.plugins import registry
 
 SHELLS = ("bash", "zsh", "fish")
+RUNS = "farandole runs --ids 2>/dev/null"  # prints the ids of all runs
 FILES = ("FILE", "DIR", "OUT", "FILE.png")  # metavars of options that take a file
 
 
@@ -24,6 +25,7 @@ class Option(NamedTuple):
     values: tuple[str, ...]
     files: bool
     doc: str
+    runs: bool = False  # the value is the id of a run
 
 
 def parser() -> Parser:
@@ -74,7 +76,14 @@ def _option(action: argparse.Action) -> Option:
     if action.dest == "np":
         values = ("auto",)
     takes_value, doc = action.nargs != 0, (action.help or "").replace("%%", "%")
-    return Option(tuple(action.option_strings), takes_value, values, action.metavar in FILES, doc)
+    return Option(
+        tuple(action.option_strings),
+        takes_value,
+        values,
+        action.metavar in FILES,
+        doc,
+        action.metavar == "RUN",
+    )
 
 
 _BASH = r"""# farandole: completion for {shell}; {install}
@@ -130,15 +139,13 @@ def _bash(commands: dict[str, list[Option]], *, zsh: bool) -> str:
         options.append(_case(f"{command} -", _words(names), more="*"))
         for option in known:
             if option.names and option.takes_value:
-                reply = (
-                    "compgen -f"
-                    if option.files
-                    else f"compgen -W {shlex.quote(' '.join(option.values))}"
-                )
+                reply = _reply(option)
                 patterns = "|".join(f'"{command} {name}"' for name in option.names)
                 values.append(
                     f'        {patterns}) COMPREPLY=($({reply} -- "$current")); return ;;'
                 )
+            elif option.runs:
+                arguments.append(_case(command, f'COMPREPLY=($({_reply(option)} -- "$current"))'))
             elif option.values and not option.names:
                 arguments.append(_case(command, _words(option.values)))
     script = _BASH.format(
@@ -159,6 +166,15 @@ def _bash(commands: dict[str, list[Option]], *, zsh: bool) -> str:
     )
 
 
+def _reply(option: Option) -> str:
+    """Return the command of bash that prints the values of an option."""
+    if option.runs:
+        return f'compgen -W "$({RUNS})"'
+    if option.files:
+        return "compgen -f"
+    return f"compgen -W {shlex.quote(' '.join(option.values))}"
+
+
 def _words(names: Sequence[str]) -> str:
     return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(names))} -- "$current"))'
 
@@ -177,11 +193,12 @@ def _fish(commands: dict[str, list[Option]]) -> str:
         where = f"complete -c farandole -n {_quoted(f'__fish_seen_subcommand_from {command}')}"
         for option in known:
             words = f" -a {_quoted(' '.join(option.values))}" if option.values else ""
+            words = f" -a {_quoted(f'({RUNS})')}" if option.runs else words
             value = f" {'-r' if option.files else '-x'}{words}" if option.takes_value else ""
             named = (
                 "".join(f" {_spelling(name)}" for name in option.names) if option.names else " -f"
             )
-            if option.names or option.values:
+            if option.names or words:
                 lines.append(
                     f"{where}{named}{value if option.names else words} -d {_quoted(option.doc)}"
                 )

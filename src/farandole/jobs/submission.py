@@ -89,7 +89,7 @@ def _check_script(submission: Submission) -> None:
 
     folder = submission.snapshot or submission.source
     if submission.spec.command:
-        check_script(submission.spec.command, folder or os.getcwd())
+        check_script(submission.spec.command, os.path.abspath(folder))
 
 
 def _fill(folder: RunFolder, submission: Submission, home: RunsHome) -> None:

@@ -1,0 +1,1 @@
+"""The subcommands of ``farandole`` for runs: one module each, with ``parser`` and ``main``."""

@@ -1,0 +1,58 @@
+"""``farandole rerun``: the same command, source and environment once more, as a new run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+
+from farandole.cli.parsing import Parser, say
+from farandole.job.report import pickling
+from farandole.job.runs.folder import RunFolder
+from farandole.job.runs.home import RunsHome
+from farandole.jobs.commands.output import follow_to_end
+from farandole.jobs.references import find_run
+from farandole.jobs.submission import Submission, submit
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="farandole rerun",
+        example="farandole rerun last -f",
+        description="Submit a run again, from its own snapshot, as a new run.",
+    )
+    made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or folder")
+    made.add_argument("--target", metavar="NAME", help="on another target")
+    made.add_argument("-f", "--follow", action="store_true", help="show the output to the end")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(list(arguments))
+    home = RunsHome()
+    folder = rerun(find_run(home, options.run), home, options.target)
+    say(folder.run_id)
+    if options.follow:
+        return follow_to_end(folder)
+    sys.stderr.write(f"farandole: follow it with: farandole logs -f {folder.run_id}\n")
+    return 0
+
+
+def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFolder:
+    """Submit a run again and return the new run's folder.
+
+    The new run has the old one's source, command, settings and inputs, and no dependencies.
+    """
+    spec = folder.spec()
+    again = dataclasses.replace(
+        spec, target=target or spec.target, after=(), tags={**spec.tags, "rerun_of": folder.run_id}
+    )
+    call = None
+    if not spec.command:
+        with open(folder.file("function.pkl"), "rb") as file:
+            call = pickling.unpack(file.read())
+    snapshot = folder.file("snapshot")
+    return submit(
+        Submission(again, call=call, snapshot=snapshot if os.path.isdir(snapshot) else ""), home
+    )

@@ -1,0 +1,74 @@
+"""``farandole show``: everything about one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.cli.parsing import Parser, say
+from farandole.errors import counted
+from farandole.job.runs.home import RunsHome
+from farandole.jobs.commands.output import facts_table, print_json
+from farandole.jobs.details import details, readable_duration, readable_size, readable_time
+from farandole.jobs.references import find_run
+
+_MOST_ARTIFACTS = 10
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="farandole show",
+        example="farandole show last",
+        description="Show a run: its state, its cause of failure, its files and how to go on.",
+    )
+    made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or last")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(list(arguments))
+    found = details(find_run(RunsHome(), options.run))
+    return print_json(found) if options.json else say(described(found))
+
+
+def described(found: dict[str, Any]) -> str:
+    """Return the facts about a run as text for a terminal."""
+    git = found["submission"].get("git")
+    commit = f"{git['commit'][:12]}{' with changes' if git['dirty'] else ''}" if git else ""
+    return facts_table(
+        [
+            ("run", found["run_id"]),
+            ("name", found["name"]),
+            ("state", found["state"]),
+            ("cause", found["cause"]),
+            ("command", " ".join(found["command"]) or "a function"),
+            ("target", f"{found['target']}: {_places(found)}"),
+            ("submitted", readable_time(found["submitted"])),
+            ("started", readable_time(found["started"])),
+            ("duration", readable_duration(found["seconds"])),
+            ("attempts", str(found["attempts"]) if found["attempts"] > 1 else ""),
+            ("settings", _pairs(found["settings"])),
+            ("parameters", _pairs(found["parameters"])),
+            ("tags", _pairs(found["tags"])),
+            ("git", commit),
+            ("notes", "\n".join(found["messages"])),
+            ("outputs", _artifacts(found["artifacts"])),
+            ("folder", found["folder"]),
+        ]
+    )
+
+
+def _places(found: dict[str, Any]) -> str:
+    return f"{counted(found['ranks'], 'rank')} on {counted(found['nodes'], 'node')}"
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" if value != "" else name for name, value in values.items())
+
+
+def _artifacts(artifacts: list[dict[str, Any]]) -> str:
+    lines = [f"{each['path']}  {readable_size(each['bytes'])}" for each in artifacts]
+    if len(lines) > _MOST_ARTIFACTS:
+        lines[_MOST_ARTIFACTS:] = [f"and {len(lines) - _MOST_ARTIFACTS} more"]
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""Compares runs: what differs in their requests, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farandole.job.runs.folder import RunFolder
+from farandole.jobs.details import details, readable_duration
+
+# Facts that differ between any two runs and say nothing.
+_OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifacts", "submission")
+
+
+def compare(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
+    """Return the facts that differ, by name, with one value per run; None where a run has none."""
+    facts = [flattened(folder) for folder in folders]
+    names = dict.fromkeys(name for each in facts for name in each)
+    rows = {name: [each.get(name) for each in facts] for name in names}
+    return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
+
+
+def flattened(folder: RunFolder) -> dict[str, Any]:
+    """Return a run's facts with dotted names, and rank-hours and the last metrics."""
+    from farandole.jobs.metrics import last_values
+
+    found = details(folder)
+    facts = flat({name: value for name, value in found.items() if name not in _OWN})
+    submission = found["submission"]
+    facts |= flat({"git": submission.get("git", {}), "versions": submission.get("versions", {})})
+    facts["snapshot"] = submission.get("snapshot", "")[:12]
+    if found["seconds"] is not None:
+        facts["seconds"] = readable_duration(found["seconds"])
+        facts["rank-hours"] = f"{found['seconds'] * found['ranks'] / 3600:.4f}"
+    facts |= {f"metric.{name}": value for name, value in last_values(folder).items()}
+    return facts
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with names like ``resources.nodes``."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = " ".join(map(str, value)) if name == "command" else value
+    return found

@@ -1,0 +1,98 @@
+"""The facts about a run as plain data, for people, programs and other views."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from farandole.job.runs.folder import RunFolder, read_json
+from farandole.job.runs.states import RunState
+
+
+def details(folder: RunFolder) -> dict[str, Any]:
+    """Return all facts about a run: its request, its times, its state, its cause and its files.
+
+    Raises RunError if the folder is damaged.
+    """
+    spec, submitted, end = folder.spec(), folder.submitted(), folder.end()
+    times = state_times(folder)
+    artifacts = (read_json(folder.file("artifacts.json")) or {}).get("artifacts", [])
+    return {
+        "run_id": folder.run_id,
+        "experiment": spec.experiment,
+        "name": spec.name,
+        "state": folder.state().value,
+        "cause": end["cause"] if end else "",
+        "exit_code": end["exit_code"] if end else None,
+        "command": list(spec.command),
+        "target": spec.target,
+        "nodes": spec.resources.nodes,
+        "ranks": spec.resources.ranks,
+        "resources": spec.to_json()["resources"],
+        "settings": dict(spec.settings),
+        "environment": spec.to_json()["environment"],
+        "inputs": spec.to_json()["inputs"],
+        "parameters": dict(spec.parameters),
+        "tags": dict(spec.tags),
+        "parent": spec.parent,
+        "submitted": submitted["time"],
+        "started": times.get(RunState.RUNNING),
+        "ended": end["time"] if end else None,
+        "seconds": duration(folder),
+        "attempts": sum(event.get("state") == "running" for event in folder.events()),
+        "submission": submitted,
+        "messages": [
+            event["text"]
+            for event in folder.events()
+            if event["event"] in ("note", "warning") and "text" in event
+        ],
+        "artifacts": artifacts,
+        "folder": folder.path,
+    }
+
+
+def state_times(folder: RunFolder) -> dict[RunState, float]:
+    """Return the time of the last entry into each state, in seconds since 1970."""
+    return {
+        RunState(event["state"]): event["time"]
+        for event in folder.events()
+        if event["event"] == "state"
+    }
+
+
+def duration(folder: RunFolder) -> float | None:
+    """Return the seconds since the run began to run, up to its end; None before."""
+    started = state_times(folder).get(RunState.RUNNING)
+    if started is None:
+        return None
+    end = folder.end()
+    return max(0.0, (end["time"] if end else time.time()) - started)
+
+
+def readable_duration(seconds: float | None) -> str:
+    """Return a duration as people write it: ``8 s``, ``2:05 min``, ``3:12 h``."""
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}:{rest:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def readable_time(seconds: float | None) -> str:
+    """Return a local time to the second; empty for None."""
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def readable_size(size: int) -> str:
+    """Return a number of bytes in the largest fitting unit."""
+    amount, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -1,0 +1,233 @@
+"""``Experiment`` and the requests that it submits: ``ScriptRun`` and ``FunctionRun``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from farandole.errors import SettingsError
+from farandole.job.launch.job import check_call
+from farandole.job.runs.folder import RUN_ID_VARIABLE, RunFolder
+from farandole.job.runs.home import RunsHome, check_experiment
+from farandole.job.runs.spec import EnvironmentSpec, InputSpec, Resources, RunSpec
+from farandole.jobs.references import listed
+from farandole.jobs.run import Run
+from farandole.jobs.submission import Submission, submit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options that all requests for a run share.
+
+    Arguments:
+        nodes, ranks_per_node: Their product is the number of ranks.
+        target: The name of the target.
+        environment: The Python environment: an ``EnvironmentSpec``, or the path of a requirements
+            file, ``pyproject.toml`` or conda file.
+        inputs: Named inputs: an ``InputSpec`` or a path or URL for each name.
+        cores, gpus: Per rank.
+        memory: Bytes per rank; 0 for no demand.
+        name: A display name.
+        settings: Settings of ``farandole run`` by name, such as ``{"strategy": "local_sgd:8"}``.
+        variables: Environment variables of the ranks.
+        parameters: Hyperparameters by name, for comparison.
+        tags: Free text by name.
+        retries: How often a failed run may start again.
+        time_limit: Seconds after which the run is ended; 0 for no limit.
+        grace_seconds: Seconds between the request to end and the kill.
+        priority: Runs with higher numbers start first.
+        after: Runs, or their ids, that must complete first.
+    """
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    target: str = "local"
+    environment: EnvironmentSpec | str | None = None
+    inputs: Mapping[str, InputSpec | str] = field(default_factory=dict)
+    cores: float = 1.0
+    memory: int = 0
+    gpus: int = 0
+    name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    retries: int = 0
+    time_limit: float = 0.0
+    grace_seconds: float = 30.0
+    priority: int = 0
+    after: Sequence[Run | str] = ()
+
+    def spec(self, experiment: str, command: Sequence[str] = (), source: str = "") -> RunSpec:
+        """Return the specification of a run with these options."""
+        return RunSpec(
+            experiment=check_experiment(experiment),
+            command=tuple(command),
+            name=self.name,
+            environment=as_environment(self.environment),
+            target=self.target,
+            resources=Resources(
+                self.nodes, self.ranks_per_node, self.cores, self.memory, self.gpus
+            ),
+            settings=dict(self.settings),
+            variables=dict(self.variables),
+            inputs=tuple(as_input(name, value) for name, value in self.inputs.items()),
+            retries=self.retries,
+            time_limit=self.time_limit,
+            grace_seconds=self.grace_seconds,
+            priority=self.priority,
+            after=tuple(run.id if isinstance(run, Run) else run for run in self.after),
+            tags={key: str(value) for key, value in self.tags.items()},
+            parent=os.environ.get(RUN_ID_VARIABLE, ""),
+            parameters=dict(self.parameters),
+            source=os.path.abspath(source) if source else "",
+        )
+
+
+@dataclass(frozen=True)
+class ScriptRun(RunOptions):
+    """A request to run a script or a command of a source folder on all ranks.
+
+    Arguments:
+        source_directory: The folder of the program; its snapshot travels with the run.
+        script: A Python script in that folder.
+        arguments: The script's arguments; ``{name}`` stands for the path of an input.
+        command: A command instead of a script: a list of words, or a line for the shell.
+    """
+
+    source_directory: str
+    script: str = ""
+    arguments: Sequence[Any] = ()
+    command: Sequence[str] | str = ()
+
+    def words(self) -> tuple[str, ...]:
+        """Return the command. Raises SettingsError unless there is either a script or one."""
+        if bool(self.script) == bool(self.command):
+            raise SettingsError("a ScriptRun needs either script= or command=")
+        if self.script:
+            return ("python", self.script, *map(str, self.arguments))
+        if isinstance(self.command, str):
+            line = " ".join([self.command, *map(str, self.arguments)])
+            return ("/bin/sh", "-c", line)
+        return (*self.command, *map(str, self.arguments))
+
+    def submission(self, experiment: str) -> Submission:
+        """Return what an experiment submits."""
+        spec = self.spec(experiment, self.words(), self.source_directory)
+        return Submission(spec, os.fspath(self.source_directory))
+
+
+@dataclass(frozen=True)
+class FunctionRun(RunOptions):
+    """A request to call ``function(*args, **kwargs)`` on all ranks.
+
+    The function travels as ``farandole.run`` sends it: it may be a lambda or come from a notebook.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def submission(self, experiment: str) -> Submission:
+        """Return what an experiment submits."""
+        call = check_call(self.function, self.args, self.kwargs)
+        return Submission(self.spec(experiment), call=call)
+
+
+class Experiment:
+    """A named group of runs: ``Experiment("xray").submit(ScriptRun("./project", "train.py"))``."""
+
+    def __init__(self, name: str, home: str | None = None) -> None:
+        """``home`` is the folder of all runs; by default ``$FARANDOLE_HOME``.
+
+        Raises SettingsError for a name with characters that a folder should not have.
+        """
+        self.name = check_experiment(name)
+        self._home = RunsHome(home)
+
+    def submit(self, request: ScriptRun | FunctionRun) -> Run:
+        """Put a run into the queue and return it at once.
+
+        Raises SettingsError, before anything is created, for a request that cannot succeed.
+        """
+        return Run(submit(request.submission(self.name), self._home), self._home)
+
+    def runs(self) -> list[Run]:
+        """Return the runs of this experiment, newest first."""
+        rows = listed(self._home, "experiment = ?", (self.name,))
+        return [Run(RunFolder(row.path), self._home) for row in rows]
+
+    def limit(self, most_active: int) -> None:
+        """Let at most ``most_active`` runs of this experiment be active; 0 removes the limit."""
+        self._home.set_limit(self.name, most_active)
+
+    def __repr__(self) -> str:
+        return f"Experiment({self.name!r})"
+
+
+def as_environment(given: EnvironmentSpec | str | None) -> EnvironmentSpec:
+    """Return the environment of a spec, or of a file's path."""
+    if given is None:
+        return EnvironmentSpec()
+    return EnvironmentSpec(file=given) if isinstance(given, str) else given
+
+
+def as_input(name: str, given: InputSpec | str) -> InputSpec:
+    """Return the input called ``name`` of a spec, or of a path or URL."""
+    return InputSpec(name, os.fspath(given)) if not isinstance(given, InputSpec) else given
+
+
+class DistributedFunction(Generic[T]):
+    """A function that runs here when called, and on several processes by ``distributed``."""
+
+    def __init__(self, function: Callable[..., T], np: int, options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._np = np
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> T:
+        return self._function(*args, **kwargs)
+
+    def distributed(self, *args: Any, **kwargs: Any) -> list[T]:
+        """Call the function on all processes and return the results in rank order.
+
+        Raises JobFailedError, or RunFailedError on a target, if a process fails.
+        """
+        options = dict(self._options)
+        if "target" not in options:
+            from farandole.job.launch.api import run
+
+            return run(self._function, args, kwargs, np=self._np, **options)
+        experiment = options.pop("experiment", self._function.__name__)
+        request = FunctionRun(self._function, args, kwargs, ranks_per_node=self._np, **options)
+        return Experiment(experiment).submit(request).results()
+
+    def with_overrides(self, *, np: int | None = None, **options: Any) -> DistributedFunction[T]:
+        """Return the same function with other options."""
+        return DistributedFunction(self._function, np or self._np, {**self._options, **options})
+
+
+def distributed(
+    *, np: int = 1, **options: Any
+) -> Callable[[Callable[..., T]], DistributedFunction[T]]:
+    """Return a decorator that gives a function the method ``distributed``.
+
+    Without ``target``, ``farandole.run`` takes the other options. With ``target``, each call
+    is a submitted run with the options of ``FunctionRun``, in the experiment ``experiment=``.
+
+        @farandole.distributed(np=4)
+        def train(lr): ...
+
+        results = train.distributed(lr=0.1)
+    """
+
+    def decorate(function: Callable[..., T]) -> DistributedFunction[T]:
+        return DistributedFunction(function, np, options)
+
+    return decorate

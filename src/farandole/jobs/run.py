@@ -1,0 +1,206 @@
+"""``Run``: a submitted run, as programs and notebooks see it."""
+
+from __future__ import annotations
+
+import html
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from farandole.errors import RunError, RunFailedError
+from farandole.job.runs.folder import CANCEL, RunFolder, read_json, write_json
+from farandole.job.runs.home import RunsHome
+from farandole.job.runs.states import RunState
+from farandole.jobs import details, follow, outputs
+from farandole.jobs.references import find_run, listed
+from farandole.jobs.supervisor.wake import ensure_running
+
+
+class Run:
+    """A run: its state, logs, metrics and files. The run's folder holds everything, so that a
+    ``Run`` can be made again in any process with ``Run.get``.
+    """
+
+    def __init__(self, folder: RunFolder, home: RunsHome | None = None) -> None:
+        self._folder = folder
+        self._home = home or RunsHome()
+
+    @staticmethod
+    def get(reference: str) -> Run:
+        """Return the run with this id, unique beginning of an id, display name or folder.
+
+        ``"last"`` is the newest run. Raises SettingsError if there is no such run.
+        """
+        home = RunsHome()
+        return Run(find_run(home, reference), home)
+
+    @property
+    def id(self) -> str:
+        return self._folder.run_id
+
+    @property
+    def folder(self) -> str:
+        """The path of the run's folder."""
+        return self._folder.path
+
+    @property
+    def experiment(self) -> str:
+        return self._folder.spec().experiment
+
+    @property
+    def name(self) -> str:
+        """The display name; empty if none was given."""
+        return self._folder.spec().name
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of the submission, with later changes by ``tag``."""
+        changed = read_json(self._folder.file("tags.json")) or {}
+        return {**self._folder.spec().tags, **changed}
+
+    def tag(self, name: str, value: str = "") -> None:
+        """Set a tag."""
+        changed = read_json(self._folder.file("tags.json")) or {}
+        write_json(self._folder.file("tags.json"), {**changed, name: value})
+
+    def status(self) -> str:
+        """Return the present state: queued, preparing, provisioning, starting, running, finalizing,
+        completed, failed or canceled.
+        """
+        return self._folder.state().value
+
+    def wait(
+        self, *, show_output: bool = False, timeout: float | None = None, check: bool = True
+    ) -> Run:
+        """Wait for the end of the run and return the run.
+
+        Arguments:
+            show_output: Print the output of the ranks as it appears.
+            timeout: Seconds to wait; None waits without limit.
+            check: Raise RunFailedError unless the run completes.
+
+        Raises:
+            RunFailedError: The run failed or was canceled; the message holds its cause.
+            TimeoutError: The run has not ended in time.
+        """
+        ensure_running(self._home)
+        if show_output:
+            for text in follow.follow(self._folder):
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        state = follow.wait(self._folder, timeout)
+        if check and state is not RunState.COMPLETED:
+            cause = (self._folder.end() or {}).get("cause", "")
+            raise RunFailedError(f"run {self.id} {_ended(state)}: {cause}", self.id, cause)
+        return self
+
+    def logs(self, rank: int | None = None) -> str:
+        """Return the output of a rank so far, or of all ranks with prefixes if ``rank`` is None.
+
+        Raises RunError if the run has no such rank.
+        """
+        try:
+            with open(
+                follow.log_path(self._folder, rank), encoding="utf-8", errors="replace"
+            ) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def follow(self, rank: int | None = None) -> Iterator[str]:
+        """Yield the output of a rank, or of all ranks, as it appears, until the run ends."""
+        return follow.follow(self._folder, rank)
+
+    def metrics(self, rank: int = 0) -> dict[str, tuple[Any, Any, Any]]:
+        """Return the metrics of a rank by name: arrays of steps, times (seconds since 1970) and
+        values.
+        """
+        from farandole.jobs.metrics import names, series
+
+        return {name: series(self._folder, name, rank) for name in names(self._folder, rank)}
+
+    def artifacts(self) -> list[str]:
+        """Return the paths of the output files, relative to the run's ``outputs``."""
+        root = self._folder.file("outputs")
+        return sorted(os.path.relpath(path, root) for path in outputs.files(root))
+
+    def download(self, artifact: str, into: str = ".") -> str:
+        """Copy an output file, or a folder of outputs, into a folder and return its new path.
+
+        Raises RunError if there is no such artifact.
+        """
+        root = os.path.realpath(self._folder.file("outputs"))
+        path = os.path.realpath(os.path.join(root, artifact))
+        if not (path.startswith(root + os.sep) and os.path.exists(path)):
+            raise RunError(f"run {self.id} has no artifact {artifact!r}: {self.artifacts()[:10]}")
+        target = os.path.join(into, os.path.basename(path))
+        if os.path.isdir(path):
+            shutil.copytree(path, target, dirs_exist_ok=True)
+        else:
+            os.makedirs(into, exist_ok=True)
+            shutil.copyfile(path, target)
+        return target
+
+    def result(self) -> Any:
+        """Wait for a run of a function and return the result of rank 0."""
+        return self.results()[0]
+
+    def results(self) -> list[Any]:
+        """Wait for a run of a function and return its results in rank order.
+
+        Raises RunFailedError if the run fails, and RunError for a run of a command.
+        """
+        self.wait()
+        if self._folder.spec().command:
+            raise RunError(f"run {self.id} ran a command, which has no result; see its outputs")
+        return outputs.load_results(self._folder)
+
+    def cancel(self) -> None:
+        """Ask the run to end: a waiting run at once, a running one within its time of grace."""
+        self._folder.request(CANCEL)
+        ensure_running(self._home)
+
+    def details(self) -> dict[str, Any]:
+        """Return all facts about the run as plain data."""
+        return {**details.details(self._folder), "tags": self.tags}
+
+    def children(self) -> list[Run]:
+        """Return the runs that this run has submitted, oldest first."""
+        rows = listed(self._home, "parent = ?", (self.id,))
+        return [Run(RunFolder(row.path), self._home) for row in reversed(rows)]
+
+    def __repr__(self) -> str:
+        return f"Run({self.id}: {self.status()})"
+
+    def _repr_html_(self) -> str:
+        return table(self.facts())
+
+    def facts(self) -> dict[str, str]:
+        """Return the main facts as text, for a short view."""
+        found = self.details()
+        return {
+            "run": found["run_id"],
+            "state": found["state"],
+            "command": " ".join(found["command"]) or "a function",
+            "ranks": f"{found['ranks']} on {found['target']}",
+            "submitted": details.readable_time(found["submitted"]),
+            "duration": details.readable_duration(found["seconds"]),
+            "cause": found["cause"].split("\n")[0],
+        }
+
+
+def table(facts: Mapping[str, str]) -> str:
+    """Return facts as an HTML table; empty values are left out."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for name, value in facts.items()
+        if value
+    )
+    return f"<table>{rows}</table>"
+
+
+def _ended(state: RunState) -> str:
+    return "was canceled" if state is RunState.CANCELED else state.value
