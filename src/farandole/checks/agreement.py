@@ -60,7 +60,7 @@ class Replica(Protocol):
         """Return the optimizer's numeric settings as text, by name; empty if unknown."""
 
 
-class Agreement:
+class ReplicaComparison:
     """The comparisons for one optimizer over one engine, from its first exchange on.
 
     Ranks compare when they exchange gradients. ``due`` counts an exchange and is called once in

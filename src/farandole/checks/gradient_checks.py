@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.base.digests import combined
-from farandole.checks.agreement import Agreement, Replica
+from farandole.checks.agreement import Replica, ReplicaComparison
 from farandole.core.engine import Engine
 
 
@@ -20,7 +20,7 @@ class GradientChecks:
         self.spread = 0
         self.sampling = False
         self._replica = replica
-        self._agreement: Agreement | None = None
+        self._agreement: ReplicaComparison | None = None
         self._samples: dict[int, int] = {}
         self._wanted = False  # whether some rank wants to compare
 
@@ -32,7 +32,7 @@ class GradientChecks:
     def begin(self, engine: Engine, name: str) -> None:
         """Compare over ``engine`` from now on."""
         if self._replica is not None:
-            self._agreement = Agreement(self._replica, engine, name)
+            self._agreement = ReplicaComparison(self._replica, engine, name)
 
     def begin_step(self) -> None:
         self.sampling = self._agreement is not None and self._agreement.soon()

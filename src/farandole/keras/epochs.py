@@ -12,7 +12,7 @@ import numpy as np
 
 from farandole.base.contracts import Observer
 from farandole.base.digests import combined
-from farandole.checks.agreement import Agreement
+from farandole.checks.agreement import ReplicaComparison
 from farandole.checks.reporting import warn_once
 from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
 from farandole.core.api.objects import allgather_object, broadcast_object
@@ -54,10 +54,10 @@ class Training:
             each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)
         ]
         self.steps = 0  # of this rank at the start of the epoch
-        self._agreement: Agreement | None = None
+        self._agreement: ReplicaComparison | None = None
         self._seen: list[int] | None = None  # digests of the weights at the end of the last epoch
 
-    def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
+    def agreement(self, optimizer: Any, variables: list[Any]) -> ReplicaComparison:
         """Return the agreement in which ranks compare weights when no gradients are exchanged."""
         if self._agreement is None:
             engine = context.engine(self.process_set)
@@ -69,7 +69,9 @@ class Training:
             replica = KerasReplica(
                 optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True
             )
-            self._agreement = Agreement(replica, engine, f"keras.fit.{engine.numbers.next()}")
+            self._agreement = ReplicaComparison(
+                replica, engine, f"keras.fit.{engine.numbers.next()}"
+            )
         return self._agreement
 
     def local(self, model: Any) -> list[Any]:

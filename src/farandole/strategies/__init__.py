@@ -32,6 +32,7 @@ __all__ = [
     "Consolidating",
     "DiLoCo",
     "Encoding",
+    "EnginePeers",
     "ExchangeContext",
     "FirstSlotReference",
     "Gossip",
@@ -41,10 +42,13 @@ __all__ = [
     "Packed",
     "ParameterServer",
     "Part",
+    "PeerSession",
     "Peers",
     "PushCodec",
+    "SenderReference",
     "SharedReference",
     "Strategy",
+    "WholeEncoding",
 ]
 
 __getattr__, __dir__ = lazy.names(
@@ -59,7 +63,10 @@ __getattr__, __dir__ = lazy.names(
             "NoReference",
             "LastWeightsReference",
             "FirstSlotReference",
+            "SenderReference",
             "CentreReference",
         ),
+        "encodings": ("WholeEncoding",),
+        "peers": ("EnginePeers", "PeerSession"),
     },
 )

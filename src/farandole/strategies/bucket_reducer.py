@@ -247,10 +247,10 @@ class BucketReducer:
         return self._step.due
 
     @property
-    def ballot(self) -> str:
+    def ballot_name(self) -> str:
         """The name of the collective by which ranks announce their gradients."""
         assert self._session is not None
-        return self._session.ballot
+        return self._session.ballot_name
 
     @property
     def process_set_id(self) -> int:

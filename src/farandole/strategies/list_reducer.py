@@ -19,7 +19,7 @@ from farandole.base.contracts import Codec, Retractable
 from farandole.base.differences import first_difference
 from farandole.base.digests import combined, gradient_digest
 from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
-from farandole.checks.agreement import Agreement, Replica
+from farandole.checks.agreement import Replica, ReplicaComparison
 from farandole.checks.catalogue import MODEL_MISMATCH
 from farandole.checks.finding import error_of
 from farandole.core.api.objects import allgather_object
@@ -97,7 +97,9 @@ class GradientListReducer:
         self._turn = 0
         self._counter = training_progress.counter()
         self._replica = replica
-        self._agreements: dict[Any, Agreement] = {}  # by names: several models may take turns
+        self._agreements: dict[
+            Any, ReplicaComparison
+        ] = {}  # by names: several models may take turns
 
     def __call__(
         self,
@@ -200,13 +202,13 @@ class GradientListReducer:
 
     def _agreement(
         self, engine: Engine, replica: Replica | None, names: Sequence[str] | None
-    ) -> Agreement | None:
+    ) -> ReplicaComparison | None:
         if replica is None or engine.size == 1:
             return None
         key = tuple(names or ())
         found = self._agreements.get(key)
         if found is None:
-            found = self._agreements[key] = Agreement(replica, engine, self.name)
+            found = self._agreements[key] = ReplicaComparison(replica, engine, self.name)
         found.replica = replica
         return found
 
@@ -321,7 +323,7 @@ class GradientListReducer:
         raise error_of(ValueError, [found]) from error
 
 
-def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, bool]:
+def _asked(agreement: ReplicaComparison | None, arrays: Sequence[Array]) -> tuple[int | None, bool]:
     """Return a digest of this rank's gradients if one may be needed, and whether this rank wants to
     compare replicas.
     """

@@ -14,24 +14,24 @@ from farandole.strategies.ballot import WORDS, Ballot, Tally
 class OptimizerSession:
     """The use of one engine by one optimizer.
 
-    ``name``: the optimizer's, equal on all ranks. ``ballot``: the name of its ballot. ``overlap``:
-    buckets are launched while backward still runs. ``joins``: the joins that had ended when the
-    buckets were laid out. ``rounds``: the rounds completed. ``arrivals``: the gradients in order of
-    arrival while that is recorded, then None. ``abandoned``: another session must begin, even on
-    the same engine.
+    ``name``: the optimizer's, equal on all ranks. ``ballot_name``: the name of its ballot's
+    collective. ``overlap``: buckets are launched while backward still runs. ``joins``: the joins
+    that had ended when the buckets were laid out. ``rounds``: the rounds completed. ``arrivals``:
+    the gradients in order of arrival while that is recorded, then None. ``abandoned``: another
+    session must begin, even on the same engine.
     """
 
     def __init__(self, engine: Engine, name: str, *, overlap: bool) -> None:
         self.engine = engine
         self.name = name
         self.overlap = overlap
-        self.ballot = f"{name}.filled"
+        self.ballot_name = f"{name}.filled"
         self.joins = engine.joins
         self.rounds = 0
         self.arrivals: dict[int, None] | None = {}
         self.abandoned = False
         self._words = np.zeros(WORDS, dtype=np.int64)
-        self._entries = self._entries_of(self.ballot)
+        self._entries = self._entries_of(self.ballot_name)
         self._pending: Handle | None = None
 
     def send(self, ballot: Ballot, on_done: Callable[[], None] | None) -> None:

@@ -51,16 +51,16 @@ def synchronize(due: Sequence[Participant]) -> None:
 
 
 def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant]:
-    """Return the optimizers, by ballot, that this rank has not used but can announce for."""
+    """Return the optimizers, by ballot name, that this rank has not used but can announce for."""
     return {
-        other.ballot: other
+        other.ballot_name: other
         for other in tuple(engine.participants)
         if other not in due and other.engine is engine and other.can_announce_none()
     }
 
 
 class SyncPoint:
-    """The announcements that a thread waits for on one engine. ``unused``: by ballot, the
+    """The announcements that a thread waits for on one engine. ``unused``: by ballot name, the
     optimizers for which this rank may have to announce that it has no gradients.
     """
 
@@ -84,9 +84,9 @@ class SyncPoint:
     def announce(self, one: Participant, *, none_here: bool = False) -> None:
         """Announce the gradients of an optimizer, which stays locked until they are settled."""
         one.lock.acquire()
-        ballot = one.ballot
-        self._announced[ballot] = one
-        one.announce(lambda: self._on_complete(ballot), none_here=none_here)
+        name = one.ballot_name
+        self._announced[name] = one
+        one.announce(lambda: self._on_complete(name), none_here=none_here)
 
     def settle_all(self) -> None:
         """Wait for all announcements and settle them. Raises the first error at the end."""
@@ -118,14 +118,14 @@ class SyncPoint:
     def _announce_unused(self) -> None:
         wanted = self._wanted
         self._wanted = ()
-        for ballot in wanted:
-            one = self._unused.pop(ballot)
+        for name in wanted:
+            one = self._unused.pop(name)
             if one.lock.acquire(blocking=False):  # otherwise its thread will announce
                 one.lock.release()
                 self.announce(one, none_here=True)
 
-    def _on_complete(self, ballot: str) -> None:
-        self._complete.append(ballot)
+    def _on_complete(self, name: str) -> None:
+        self._complete.append(name)
         self._wake.set()
 
     def _after_round(self) -> None:

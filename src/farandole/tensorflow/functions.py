@@ -49,10 +49,12 @@ class Compression:
     none = NoneCompressor
 
     class fp16(CastCompressor):
+        __module__ = "farandole.tensorflow"  # the public path, for pickles
         binding = _casts
         dtype = DType.FLOAT16
 
     class bf16(CastCompressor):
+        __module__ = "farandole.tensorflow"  # the public path, for pickles
         binding = _casts
         dtype = DType.BFLOAT16
 

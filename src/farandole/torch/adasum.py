@@ -14,7 +14,7 @@ import torch
 from farandole.base.digests import combined
 from farandole.base.exchange_names import ADASUM, exchange_name
 from farandole.base.types import ReduceOp
-from farandole.checks.agreement import Agreement
+from farandole.checks.agreement import ReplicaComparison
 from farandole.checks.strategy_mismatch import StrategyMismatchCheck
 from farandole.core.engine import Engine
 from farandole.job import context
@@ -36,7 +36,7 @@ class AdasumState:
         self._options, self._set = options, options.process_set
         self._own_steps = OwnSteps(optimizer, options.process_set, "op=Adasum")
         self._starts: list[tuple[Any, Any]] = []
-        self._agreement: tuple[Engine, Agreement] | None = None
+        self._agreement: tuple[Engine, ReplicaComparison] | None = None
 
     def look_around(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -76,7 +76,10 @@ class AdasumState:
                 for place, parameter in enumerate(group["params"])
             ]
             number = engine.numbers.next_optimizer()
-            self._agreement = engine, Agreement(replica, engine, exchange_name(ADASUM, number))
+            self._agreement = (
+                engine,
+                ReplicaComparison(replica, engine, exchange_name(ADASUM, number)),
+            )
             with StrategyMismatchCheck(
                 engine,
                 number,

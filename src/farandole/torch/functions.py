@@ -52,9 +52,11 @@ class Compression:
     none = NoneCompressor
 
     class fp16(CastCompressor):
+        __module__ = "farandole.torch"  # the public path, for pickles
         binding = binding
         dtype = DType.FLOAT16
 
     class bf16(CastCompressor):
+        __module__ = "farandole.torch"  # the public path, for pickles
         binding = binding
         dtype = DType.BFLOAT16

@@ -28,6 +28,10 @@ Compressing = type[Compressor] | Compressor  # the type of ``compression`` argum
 class NoneCompressor(Compressor):
     """Sends tensors unchanged."""
 
+    # the stable public path of this class, which is the same in all frameworks, for pickles
+    __module__ = "farandole.numpy"
+    __qualname__ = "Compression.none"
+
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
         return tensor, None

@@ -229,13 +229,10 @@ class Verbs:
         flat, rows = result
         return self._rows(tensor, flat, sum(rows))
 
-    def _dealt(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
-        flat, rows = result
-        return self._rows(tensor, flat, sum(rows))
-
-    def _dealt_and_splits(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+    def _rows_and_splits(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
         received = row_counts(result[1])
-        return self._dealt(tensor, buffer, result), self._binding.tensor(received, received.shape)
+        splits = self._binding.tensor(received, received.shape)
+        return self._gathered(tensor, buffer, result), splits
 
     def _scattered(self, engine: Engine) -> Finish:
         def finish(tensor: Any, buffer: Buffer, result: Any) -> Any:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 class Participant(Protocol):
     """A participant in the synchronization.
 
-    ``ballot``: the name of the collective in which ranks announce their gradients. ``lock``: held
-    from the announcement until it is settled. ``due``: whether gradients wait for it. ``backward``:
-    the number of the backward pass that computed them. ``process_set_id``: all ranks settle process
-    sets in this order. ``engine``: the current one of the process set.
+    ``ballot_name``: the name of the collective in which ranks announce their gradients. ``lock``:
+    held from the announcement until it is settled. ``due``: whether gradients wait for it.
+    ``backward``: the number of the backward pass that computed them. ``process_set_id``: all ranks
+    settle process sets in this order. ``engine``: the current one of the process set.
     """
 
     backward: int
@@ -23,7 +23,7 @@ class Participant(Protocol):
     @property
     def lock(self) -> threading.RLock: ...
     @property
-    def ballot(self) -> str: ...
+    def ballot_name(self) -> str: ...
     @property
     def due(self) -> bool: ...
     @property
