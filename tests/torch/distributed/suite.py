@@ -1,9 +1,9 @@
 """PyTorch's own tests of torch.distributed, which its wheel brings, on Farandole's wires under the
 name of Gloo.
 
-``python -m tests.torch.distributed.suite [names]`` runs them on 2 ranks and tells how each ended;
-with Gloo itself: ``SUITE_BACKEND=gloo`` in front. PyTorch starts new processes for each test, which
-takes seconds; here the same two run all of them.
+``python -m tests.torch.distributed.suite [names]`` runs them on 2 ranks and prints the outcome of
+each; on other numbers of ranks: ``SUITE_RANKS=8`` in front, with Gloo itself: ``SUITE_BACKEND=gloo``.
+PyTorch starts new processes for each test, which takes seconds; here the same ones run all of them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,30 @@ import importlib.util
 import io
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
 import types
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).parent
 EXCEPTIONS = HERE / "suite_exceptions.txt"
 PASSED = "passed"
 VARIABLES = {
     "BACKEND": "gloo",
-    "WORLD_SIZE": "2",
     "INIT_METHOD": "env://",
     "TEMP_DIR": tempfile.gettempdir(),
 }
+NAME = "torch.testing._internal.distributed.distributed_test"
+_modules: dict[int, Any] = {}  # by the number of ranks
+ONLY_MPI = "Only MPI supports"  # begins the reason of a skip that other backends need not heed
 SECONDS = 60.0  # until a rank that waits for the other one in a test gives up
 
 
@@ -45,26 +50,27 @@ def exceptions() -> dict[str, str]:
     }
 
 
-def names() -> list[str]:
+def names(ranks: int = 2) -> list[str]:
     """All tests but those whose names say that they need a GPU, or a library for one."""
     others = ("nccl", "cuda", "gpu", "mpi", "ucc", "stream")
+    module = _module(ranks)
     return [
         name
-        for name in unittest.TestLoader().getTestCaseNames(_module().DistributedTest._DistTestBase)
+        for name in unittest.TestLoader().getTestCaseNames(module.DistributedTest._DistTestBase)
         if not any(word in name.lower() for word in others)
     ]
 
 
 def outcomes(
-    rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole"
+    rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole", ranks: int = 2
 ) -> dict[str, str]:
-    """How each test ended on this rank of 2: passed, skipped, or the error. Collective."""
-    module = _module()
+    """How each test ended on this rank: passed, skipped, or the error. Collective."""
+    module = _module(ranks)
     try:
         with _named_gloo(backend == "farandole"):
             return {name: _outcome(module, rank, Path(folder) / name, name) for name in wanted}
     finally:
-        for name in VARIABLES:
+        for name in (*VARIABLES, "WORLD_SIZE"):
             os.environ.pop(name, None)
 
 
@@ -80,14 +86,15 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
     module.INIT_METHOD = f"file://{folder}/again"  # for those that begin anew
     # else they look for the events that Gloo gives PyTorch's profiler
     module.PROFILING_SUPPORTED_BACKENDS = []
-    test = _suite(module)(name)
+    ranks = int(os.environ["WORLD_SIZE"])
+    test = _suite(module, ranks)(name)
     test.rank, test.file_name = rank, str(folder / "store")
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{folder}/store",
-                world_size=2,
+                world_size=ranks,
                 rank=rank,
                 timeout=timedelta(seconds=SECONDS),
             )
@@ -109,15 +116,15 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
                 dist.destroy_process_group()
 
 
-def _suite(module: Any) -> Any:
+def _suite(module: Any, ranks: int) -> Any:
     class Suite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
         """Without the processes that it starts: the number of its rank says that it is one of
         them.
         """
 
-        world_size = 2
+        world_size = ranks
 
-        def _barrier(self, wait_for: int = 2, timeout: float = 10.0) -> None:
+        def _barrier(self, wait_for: int = ranks, timeout: float = 10.0) -> None:
             # by files: a busy machine may take its time
             module.Barrier.sync(wait_for, max(timeout, SECONDS))
 
@@ -157,32 +164,70 @@ def _named_gloo(ours: bool) -> Iterator[None]:
         distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo = before
 
 
-def _module() -> Any:
+def _module(ranks: int) -> Any:
     """PyTorch's; it reads the environment when it is imported, and in tests."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         # PyTorch's tests derive from its class alone
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    os.environ.update(VARIABLES)
-    from torch.testing._internal.distributed import distributed_test
+    os.environ.update(VARIABLES, WORLD_SIZE=str(ranks))
+    from torch.testing._internal import common_utils
 
-    return distributed_test
+    skip_if = common_utils.skip_but_pass_in_sandcastle_if
+
+    def open_to_all(condition: bool, reason: str) -> Any:
+        return skip_if(condition and not reason.startswith(ONLY_MPI), reason)
+
+    if ranks not in _modules:
+        sys.modules.pop(NAME, None)
+        with mock.patch.object(common_utils, skip_if.__name__, open_to_all):
+            _modules[ranks] = importlib.import_module(NAME)
+    return _modules[ranks]
+
+
+def forked(ranks: int, fn: Callable[[int], Any], deadline: float = 200.0) -> list[Any]:
+    """The results of ``fn(rank)`` on forks of this process: importing PyTorch's tests in each of
+    many new processes takes long.
+    """
+    children: dict[int, Any] = {}
+    for rank in range(ranks):
+        answers, answer = Pipe(duplex=False)
+        child = os.fork()
+        if child == 0:
+            try:
+                answer.send(fn(rank))
+            finally:
+                os._exit(0)
+        answer.close()
+        children[child] = answers
+    end = time.monotonic() + deadline
+    try:
+        return [
+            answers.recv() if answers.poll(max(0.0, end - time.monotonic())) else None
+            for answers in children.values()
+        ]
+    finally:
+        for child, answers in children.items():
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            answers.close()
 
 
 def main(arguments: Sequence[str]) -> int:
     from tests import pool
 
     backend, begin = os.environ.get("SUITE_BACKEND", "farandole"), time.monotonic()
-    wanted, failed = list(arguments) or names(), 0
+    ranks = int(os.environ.get("SUITE_RANKS", "2"))
+    wanted, failed = list(arguments) or names(ranks), 0
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
             try:
-                both = pool.spread(
-                    2,
-                    lambda rank, name=name: outcomes(rank, folder, [name], backend),
+                every = pool.spread(
+                    ranks,
+                    lambda rank, name=name: outcomes(rank, folder, [name], backend, ranks),
                     deadline=200.0,
                 )
-                found = [each[name] for each in both]
+                found = [each[name] for each in every]
             except Exception as error:
                 found = [f"{type(error).__name__}: {error}"]
             worst = next((text for text in found if text != PASSED), PASSED)
