@@ -31,7 +31,17 @@ ccl_built cuda_built rocm_built mpi_ops elastic
 
 
 def test_the_package_exports_what_it_lists() -> None:
-    assert farandole.__all__ == ["Runner", "__version__", "errors", "run"]
+    assert farandole.__all__ == [
+        "Experiment",
+        "FunctionRun",
+        "Run",
+        "Runner",
+        "ScriptRun",
+        "__version__",
+        "distributed",
+        "errors",
+        "run",
+    ]
     for name in farandole.__all__:
         assert getattr(farandole, name) is not None
     assert set(farandole.__all__) <= set(dir(farandole))
