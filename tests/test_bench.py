@@ -427,7 +427,7 @@ def test_strategies_with_a_slow_rank_and_a_slow_link(
     jobs.clear()
     assert main(["strategies", "--quick", "--only", "ps"]) == 0
     assert len(jobs) == 1
-    assert mentions(capsys.readouterr().err, "slow link", "root")
+    assert mentions(capsys.readouterr().err, "slow links", "root")
 
 
 @pytest.mark.slow
