@@ -1,7 +1,7 @@
 # make demo   train a digit classifier on two processes
 # make test   every test; TensorFlow, Keras, JAX and MXNet in environments of their own (tests/environments)
 # make test-quick   what one runs all day: no whole programs, no frameworks but PyTorch; under 5 minutes
-# make check  style, types, room order, limits on size, and the documentation site: a minute
+# make check  style, types, spelling, room order, limits on size, and the documentation site: a minute
 # make docs   build the documentation site and open it
 # make pictures   draw the pictures of the documentation from stored measurements
 # make bench  the speed table of the README (BENCH="allreduce --np 2")
@@ -41,7 +41,8 @@ check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
-	$(bin)/python -m pytest tests/test_architecture.py tests/test_structure.py
+	$(bin)/codespell src compat/src tests docs examples benchmarks README.md CONTRIBUTING.md CHANGELOG.md
+	$(bin)/python -m pytest tests/test_architecture.py tests/test_structure.py tests/test_language.py
 	$(site)
 
 docs: $(VENV)/.dev-$(inputs)

@@ -30,7 +30,7 @@ def check_same_parameters(
     Collective. ``identity``: for each parameter, the facts that must be equal.
     """
     digest = np.frombuffer(hashlib.sha256(repr(identity).encode()).digest(), dtype=np.int64)
-    lowest, highest = extremes(engine, f"{name}.alike", digest.copy(), digest.copy())
+    lowest, highest = extremes(engine, f"{name}.extremes", digest.copy(), digest.copy())
     if np.array_equal(lowest, highest):
         return
     tables = allgather_object(identity, f"{name}.tables", process_set)

@@ -152,7 +152,7 @@ def _take(states: Sequence[LayerState], root_rank: int, process_set: ProcessSet)
 
 
 def states_outside(layers: Iterable[Any]) -> list[HeldState]:
-    """Return the states of adapted layers, those of Normalization included."""
+    """Return the states of adapted layers, including Normalization."""
     found = []
     for layer in layers:
         layer = getattr(layer, "_lookup_layer", layer)

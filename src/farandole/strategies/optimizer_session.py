@@ -52,7 +52,7 @@ class OptimizerSession:
     def poll(self, ballot: Ballot) -> Tally:
         """Exchange ballots without settling gradients. Collective."""
         ballot.pack(self._words)
-        self.engine.run(self._entries_of(f"{self.name}.anew"))
+        self.engine.run(self._entries_of(f"{self.name}.poll"))
         return Tally.unpack(self._words)
 
     def _entries_of(self, name: str) -> Sequence[Entry]:

@@ -107,11 +107,11 @@ class TestReports:
             stacks.Frame("train.py", 5, "main", "step()"),
         )
         answers = {
-            0: Answer(waits=("optimizer.2.alike.MIN",), stack=(outer, inner)),
+            0: Answer(waits=("optimizer.2.extremes.MIN",), stack=(outer, inner)),
             1: Answer(stack=(outer,)),
             2: Answer(silent="its process 7 is stopped"),
         }
-        stalled = [Waiting("optimizer.2.alike.MIN", 60.0, (1, 2))]
+        stalled = [Waiting("optimizer.2.extremes.MIN", 60.0, (1, 2))]
         short = report.report(stalled, 60, 0, answers).splitlines()
         assert short[2:7] == [
             "1: [gradients of DistributedOptimizer 2]",
@@ -150,7 +150,7 @@ class TestReports:
     [
         ("allreduce.loss", "allreduce.loss"),
         ("allreduce.noname.7", "allreduce.noname.7"),
-        ("optimizer.2.alike.MIN", "gradients of DistributedOptimizer 2"),
+        ("optimizer.2.extremes.MIN", "gradients of DistributedOptimizer 2"),
         ("allocate.optimizer.2.0", "gradients of DistributedOptimizer 2"),
         ("DistributedGradientTape.digest", "gradients of DistributedGradientTape"),
         ("process_set.add.1", "add_process_set"),
@@ -164,7 +164,7 @@ def test_names_are_those_that_the_program_knows(name: str, wanted: str) -> None:
 
 def test_a_list_of_names_has_each_once_and_six_at_most() -> None:
     assert (
-        listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"])
+        listed(["optimizer.2.filled", "a", "optimizer.2.extremes.MIN"])
         == "gradients of DistributedOptimizer 2, a"
     )
     assert listed("abcdefgh") == "a, b, c, d, e, f"

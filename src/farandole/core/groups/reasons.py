@@ -21,8 +21,8 @@ def reason_of(error: BaseException, text: str) -> str:
 
 
 def restored(error: Exception) -> Exception:
-    """Return the error for a rank on which ``error`` reports an abort: that of the rank that has
-    aborted, if its type is known. Other errors are returned unchanged.
+    """Return the error for a rank on which ``error`` reports an abort: the error of the aborting
+    rank, if its type is known. Other errors are returned unchanged.
     """
     found = _REASON.fullmatch(str(error)) if type(error) is PeerLostError else None
     if found is None:

@@ -37,7 +37,7 @@ class TargetSpec:
 
 
 class Capacity(NamedTuple):
-    """What a target can hold at one time, for targets whose queue is Farandole's own.
+    """The capacity of a target, for targets whose queue is Farandole's own.
 
     ``memory`` is in bytes; 0 means unknown.
     """
@@ -60,7 +60,7 @@ class Ticket(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """Where a runner is: ``pending`` in the target's own queue, ``present`` or ``gone``.
+    """The state of a runner: ``pending`` in the target's own queue, ``present`` or ``gone``.
 
     ``reason`` says why it is pending or gone, if the target knows (a preemption, a time limit).
     ``preempted``: The program is not the cause of its end.
@@ -72,7 +72,7 @@ class Presence(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """How the runner starts the ranks: arguments of ``farandole.job.launch``.
+    """The launch of the ranks by the runner: arguments of ``farandole.job.launch``.
 
     - ``launcher``: The launcher's name.
     - ``hosts``: Hosts with slots, such as ``h1:2,h2:2``, or None.
