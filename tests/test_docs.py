@@ -33,6 +33,8 @@ from benchmarks import report, scale
 from farandole.checks.catalogue import CATALOGUE
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import Setting, settings_of
+from farandole.job.runs.home import HOME_VARIABLE
+from tests.kits.jobs import runs_home
 from tests.kits.messages import mentioning
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +54,7 @@ TASKS = [
     "start.md",
     "concepts.md",
     "run.md",
+    "jobs.md",
     "launching.md",
     "torch.md",
     "tensorflow.md",
@@ -114,7 +117,7 @@ def environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("FARANDOLE_", "HOROVOD_"))
+        if not name.startswith(("FARANDOLE_", "HOROVOD_")) or name == HOME_VARIABLE
     }
     # mpirun asks twice
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -195,7 +198,12 @@ def test_the_blocks_of_a_page_do_what_they_say(page: Path, tmp_path: Path) -> No
 
 
 def run_page(page: Path, tmp_path: Path) -> None:
-    """Run the blocks of a page in an empty folder."""
+    """Run the blocks of a page in an empty folder, with a home for their runs."""
+    with runs_home(tmp_path.with_name(f"{tmp_path.name}-jobs")):
+        _run_blocks(page, tmp_path)
+
+
+def _run_blocks(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     every = blocks(page)
