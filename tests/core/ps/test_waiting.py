@@ -71,7 +71,7 @@ def test_a_stopped_server_without_replica_is_lost_in_the_end(
             centre.push(large, [np.ones(1 << 21)])
         goes_on.set()
         servers.close(failed=True)
-    assert any(mentions(text, "connection") and "--replicas 2" in text for text in told)
+    assert any(mentions(text, "connections", "--replicas 2") for text in told)
 
 
 @contextlib.contextmanager

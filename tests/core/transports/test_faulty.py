@@ -132,5 +132,5 @@ def test_faults_of_one_moment_happen_in_order_and_splits_count() -> None:
 
 
 def test_steps_are_counted_from_one() -> None:
-    with pytest.raises(ValueError, match=mentioning("counted", "1")):
+    with pytest.raises(ValueError, match=mentioning("step=0", "1")):
         Faults().at(rank=0, step=0)

@@ -109,7 +109,7 @@ def test_another_secret_does_not_get_in(caplog: pytest.LogCaptureFixture) -> Non
         r"rank [01] and rank [01] \(127\.0\.0\.1\) did not connect within 2 s ", str(caught.value)
     )
     (told,) = [record.message for record in caplog.records if "was refused" in record.message]
-    assert told.startswith("a stranger at 127.0.0.1:")
+    assert "client at 127.0.0.1:" in told
 
 
 def test_an_old_address_in_the_store_is_looked_up_again() -> None:
@@ -370,7 +370,7 @@ def fuzzed() -> Iterator[_Besieged]:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("rubbish", "bytes"), ("unknown", ("notice", "b'z'"))],
+    [("rubbish", "bytes"), ("unknown", ("message", "b'z'"))],
 )
 def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(
     kind: str, said: str | tuple[str, ...]
@@ -402,7 +402,7 @@ def test_ranks_that_exchange_other_lengths_are_told() -> None:
 
     def body(link: Any) -> None:
         mine, theirs = np.zeros(100 + link.rank, np.uint8), np.zeros(100 + link.rank, np.uint8)
-        with pytest.raises((WireError, PeerLostError), match=r"rank \d .*10\d bytes .*10\d"):
+        with pytest.raises((WireError, PeerLostError), match=r"rank \d .*10\d bytes.* 10\d"):
             exchange(link, mine, theirs)
 
     def exchange(link: Any, mine: Any, theirs: Any) -> None:

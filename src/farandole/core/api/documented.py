@@ -77,7 +77,7 @@ RAISES = {
         " rank was lost."
     ),
     "set": "RequestError: this rank is not in the process set, or the set is not registered.",
-    "type": ("ValueError: an unsupported element type or layout. TypeError: not a tensor."),
+    "type": "ValueError: an unsupported element type or layout. TypeError: not a tensor.",
     "op": "ValueError: op is not a reduction, or both op and average are given.",
     "rows": "RequestError: a tensor without dimensions, and so without rows.",
     "root": "RequestError: root_rank is not a rank of the set.",

@@ -233,10 +233,7 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
         for what, tensors in changes
         if tensors
     ]
-    return (
-        "has different parameters of the same names".join(texts)
-        or "has other parameters of the same names"
-    )
+    return " and ".join(texts) or "has different parameters of the same names"
 
 
 def _shown(tensor: tuple[str, list[int], str]) -> str:
