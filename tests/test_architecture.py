@@ -35,7 +35,7 @@ core.api
 job.context job.launch
 core.gossip
 core.engine core.ps core.groups
-core.observe job.bootstrap
+core.observe job.bootstrap job.tracking
 core.collectives core.transports job.report
 core.kernels job.spark
 net.store

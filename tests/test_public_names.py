@@ -40,6 +40,7 @@ def test_the_package_exports_what_it_lists() -> None:
         "__version__",
         "distributed",
         "errors",
+        *(f"log_{name}" for name in ("artifact", "figure", "metric", "metrics", "params", "table")),
         "run",
     ]
     for name in farandole.__all__:

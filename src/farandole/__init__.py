@@ -16,6 +16,14 @@ if _platform != "linux":
 if TYPE_CHECKING:
     from farandole import errors
     from farandole.job.launch.api import Runner, run
+    from farandole.job.tracking import (
+        log_artifact,
+        log_figure,
+        log_metric,
+        log_metrics,
+        log_params,
+        log_table,
+    )
     from farandole.jobs.experiment import Experiment, FunctionRun, ScriptRun, distributed
     from farandole.jobs.run import Run
 
@@ -30,9 +38,16 @@ __all__ = [
     "__version__",
     "distributed",
     "errors",
+    "log_artifact",
+    "log_figure",
+    "log_metric",
+    "log_metrics",
+    "log_params",
+    "log_table",
     "run",
 ]
 _JOBS = ("Experiment", "FunctionRun", "ScriptRun", "distributed")
+_TRACKING = tuple(name for name in __all__ if name.startswith("log_"))
 
 
 def __getattr__(name: str) -> Any:
@@ -47,6 +62,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(experiment, name)
     elif name == "Run":
         from farandole.jobs.run import Run as value
+    elif name in _TRACKING:
+        from farandole.job import tracking
+
+        value = getattr(tracking, name)
     elif name == "errors":
         import farandole.errors as value
     elif name == "__version__":

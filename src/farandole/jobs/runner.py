@@ -21,7 +21,13 @@ from farandole.job.launch import driver
 from farandole.job.launch.display import Display
 from farandole.job.launch.job import Call, Job, settings_for
 from farandole.job.report import pickling
-from farandole.job.runs.folder import CANCEL, RUN_ID_VARIABLE, RUN_VARIABLE, RunFolder
+from farandole.job.runs.folder import (
+    ATTEMPT_VARIABLE,
+    CANCEL,
+    RUN_ID_VARIABLE,
+    RUN_VARIABLE,
+    RunFolder,
+)
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.node import NODE_RANKS_VARIABLE
 from farandole.job.runs.spec import RunSpec
@@ -130,6 +136,7 @@ class _Runner:
                 **prepared.variables,
                 **inputs.variables(spec.inputs, paths),
                 **run_variables(folder, spec),
+                ATTEMPT_VARIABLE: str(self._attempt),
             },
             hosts=launch.hosts,
             launcher=launch.launcher,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 RUN_VARIABLE = "FARANDOLE_RUN_DIR"  # the run's folder, in the environment of its ranks
 RUN_ID_VARIABLE = "FARANDOLE_RUN_ID"
+ATTEMPT_VARIABLE = "FARANDOLE_RUN_ATTEMPT"  # number of the attempt, from 1
 CANCEL = "cancel"
 
 

@@ -44,27 +44,33 @@ class JournalWriter:
     """Appends records to a journal.
 
     Each record is one ``write`` without buffer and without ``fsync``: it survives the end of the
-    process by any signal, and costs a few microseconds. Not thread-safe.
+    process by any signal, and costs a few microseconds. Threads may share a writer.
     """
 
     def __init__(self, path: str) -> None:
-        """Raises OSError if the file cannot be created."""
+        """Raises OSError if the file cannot be opened."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
+        self._torn = True  # a killed process may have left an incomplete line
         self._end_torn_line()
 
     def _end_torn_line(self) -> None:
-        """End an incomplete line of a killed process, so that the next record is readable."""
+        """End an incomplete line, so that the next record is readable."""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
+        self._torn = False
 
     def append(self, record: Any) -> None:
         """Append one record. Raises OSError, for example for a full disk."""
         line = encode(record)
+        if self._torn:
+            self._end_torn_line()
         written = os.write(self._descriptor, line)
         if written < len(line):  # a full disk, or a limit on the size of files
+            self._torn = True
             os.write(self._descriptor, line[written:])
+            self._torn = False
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

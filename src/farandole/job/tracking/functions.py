@@ -1,0 +1,121 @@
+"""The functions with which a program records metrics, parameters and files in its run.
+
+Each rank records for itself. Outside a run nothing is created: values are checked as usual, and the
+first call logs how to get a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farandole.job.tracking import files, tracker
+from farandole.job.tracking.values import check_name, flat, number, step_number, table
+
+
+def log_metric(name: str, value: Any, step: int | None = None) -> None:
+    """Record a number.
+
+    Arguments:
+        name: Its name, such as ``loss``. A slash makes groups: ``train/loss``.
+        value: A number, or an array or tensor with one element. NaN and infinity are kept.
+        step: The training step; by default the number of earlier values of this name. A run that
+            is started again and continues at a checkpoint should give it.
+
+    Raises TypeError for a value that is no number.
+    """
+    log_metrics({name: value}, step)
+
+
+def log_metrics(values: Mapping[str, Any], step: int | None = None) -> None:
+    """Record several numbers of one step; see ``log_metric``."""
+    found = {check_name(name, "a metric"): number(name, value) for name, value in values.items()}
+    if step is not None and type(step) is not int:
+        step = step_number(step)
+    here = tracker.current()
+    if here is not None and found:
+        here.scalars(found, step)
+
+
+def log_params(values: Mapping[str, Any]) -> None:
+    """Record parameters of the program, such as hyperparameters, by name.
+
+    Parameters of nested mappings are named ``outer.inner``. Objects other than numbers, texts
+    and bools, and lists of them, are kept as text. A name that is recorded again gets the new
+    value.
+
+    Raises TypeError if ``values`` is no mapping.
+    """
+    found = dict(flat(values))
+    here = tracker.current()
+    if here is not None and found:
+        here.record(tracker.PARAMETERS, values=found)
+
+
+def log_artifact(path: str | os.PathLike[str], name: str | None = None) -> None:
+    """Copy a file, or a folder with its files, to the outputs of the run.
+
+    Arguments:
+        path: The file or folder. One that lies in ``outputs/`` already is not copied.
+        name: The name in the outputs, by default the last part of ``path``. Ranks that give the
+            same name replace each other's file.
+
+    Raises ValueError if there is no such file, or if the name leads out of the outputs.
+    """
+    path = os.path.abspath(path)
+    given = files.inside(os.path.basename(path) if name is None else name)
+    if not os.path.exists(path):
+        raise ValueError(f"the artifact {path!r} does not exist")
+    here = tracker.current()
+    if here is None:
+        return
+    outputs = os.path.realpath(here.folder.folder("outputs")) + os.sep
+    real = os.path.realpath(path)
+    if name is None and real.startswith(outputs):
+        given = real[len(outputs) :]
+    size = files.add(here.folder, path, given)
+    here.record(tracker.ARTIFACT, name=given, bytes=size)
+
+
+def log_figure(figure: Any, name: str, step: int | None = None) -> None:
+    """Write a figure to ``figures/<name>`` of the run's outputs.
+
+    Arguments:
+        figure: A figure of Matplotlib or an image of PIL (written as PNG), a figure of Plotly or
+            Altair (as HTML), or the bytes of a PNG file.
+        name: Its name, to which the ending is added if it has none.
+        step: The training step, which becomes a part of the file's name.
+
+    Raises TypeError for other objects, ValueError if the name leads out of the outputs.
+    """
+    ending, save = files.figure_writer(figure)
+    stem, own = os.path.splitext(check_name(name, "a figure"))
+    suffix = "" if step is None else f"-{step_number(step)}"
+    given = files.inside(os.path.join("figures", f"{stem}{suffix}{own or ending}"))
+    here = tracker.current()
+    if here is None:
+        return
+    target = os.path.join(here.folder.folder("outputs"), given)
+    files.write(target, save)
+    here.record(tracker.ARTIFACT, name=given, bytes=os.path.getsize(target), figure=name, step=step)
+
+
+def log_table(
+    name: str,
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
+    step: int | None = None,
+) -> None:
+    """Record a small table.
+
+    Arguments:
+        name: Its name. Rows of further calls with this name are added to it.
+        rows: A list of dicts, one per row, or a dict of columns. At most 100,000 cells.
+        step: The training step.
+
+    Raises TypeError or ValueError for rows that make no table.
+    """
+    columns, cells = table(check_name(name, "a table"), rows)
+    here = tracker.current()
+    if here is not None:
+        here.record(tracker.TABLE, name=name, columns=columns, rows=cells, step=step)
