@@ -204,11 +204,15 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("mine", "other", "says"),
     [
-        ({"transport": "tcp"}, {}, "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=auto"),
+        (
+            {"transport": "tcp"},
+            {},
+            "FARANDOLE_TRANSPORT=tcp, but rank 1 with FARANDOLE_TRANSPORT=auto",
+        ),
         (
             {"transport": "tcp"},
             {"transport": "shm"},
-            "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=shm",
+            "FARANDOLE_TRANSPORT=tcp, but rank 1 with FARANDOLE_TRANSPORT=shm",
         ),
         (
             {},
@@ -249,7 +253,7 @@ def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             ("rank 3", "--tls", "FARANDOLE_TLS=1"),
         ),
         (Settings(), True, ("rank 3", "--tls", "FARANDOLE_TLS=0")),
-        (Settings(tls=True), True, ("'far'", "--transport", "encrypts")),
+        (Settings(tls=True), True, ("'far'", "--transport", "--tls")),
     ],
 )
 def test_nothing_goes_in_clear_unless_all_ranks_want_that(

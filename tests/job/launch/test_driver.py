@@ -471,7 +471,7 @@ for _ in range(3):
 """
     done = jobs.run("run", "-np", "2", PY, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("a stranger at 127.0.0.1:") == 1
+    assert done.stderr.count("an unknown client at 127.0.0.1:") == 1
 
 
 def test_a_status_line_on_a_terminal_only(jobs: Marked, tmp_path: Path) -> None:

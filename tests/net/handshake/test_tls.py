@@ -133,10 +133,10 @@ def test_another_job(pair: Pair) -> None:
 @pytest.mark.parametrize(("here", "there"), [(SECRET, CLEAR), (CLEAR, SECRET)])
 def test_an_end_without_tls_is_told_on_both_sides(pair: Pair, here: str, there: str) -> None:
     server = Server(pair[0], here)
-    with pytest.raises(AuthenticationError, match=r"TLS.*--tls \(FARANDOLE_TLS=1\)") as caught:
+    with pytest.raises(AuthenticationError, match="TLS") as caught:
         authenticate(pair[1], there, "test", server=False)
     for error in (caught.value, server.result()):
-        assert "--tls (FARANDOLE_TLS=1)" in str(error)
+        assert mentions(str(error), "--tls", "FARANDOLE_TLS=1")
         assert not isinstance(error, UnfinishedHandshakeError), "it would be tried again"
 
 
