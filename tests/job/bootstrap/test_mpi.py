@@ -17,9 +17,12 @@ from farandole.errors import SettingsError
 from farandole.job.bootstrap import mpi
 from farandole.job.bootstrap.siblings import NOBODY
 from farandole.job.config import Placement
+from farandole.job.launch import reaper
 from tests.job.bootstrap import tools
+from tests.job.launch.tools import wait_until
 from tests.kits.hosts import Hosts
 from tests.kits.messages import mentions
+from tests.kits.patience import PATIENT
 
 BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = [str(BESIDE), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
@@ -81,6 +84,38 @@ class TestOpenMpi:
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)
         assert done.returncode not in (0, None)
         assert mentions(done.stderr, "RendezvousError", "rank 1", "init()")
+
+    def test_local_ranks_in_another_order(self, tmp_path: Path) -> None:
+        """Open MPI's mapping by package numbers local ranks otherwise than ranks."""
+        swap = (
+            "export OMPI_COMM_WORLD_LOCAL_RANK=$(($OMPI_COMM_WORLD_SIZE - 1 -"
+            ' $OMPI_COMM_WORLD_RANK)); exec "$@"'
+        )
+        command = [*MPIRUN[:-1], "3", "sh", "-c", swap, "sh"]
+        own = {"TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "600"}
+        done = tools.run(command, tmp_path, "without", "2", **own)
+        assert mentions(done.stderr, "RendezvousError", "rank 2", "init()")
+        assert not mentions(done.stderr, "RendezvousError", "rank 0")
+
+    def test_ranks_end_when_mpirun_was_killed(self, tmp_path: Path) -> None:
+        code = (
+            "import os, pathlib, sys, time; import farandole.numpy as hvd; hvd.init();"
+            " pathlib.Path(sys.argv[1], str(hvd.rank())).write_text(str(os.getpid()));"
+            " time.sleep(1000)"
+        )
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)
+        }
+        running = subprocess.Popen(
+            [*MPIRUN, sys.executable, "-c", code, str(tmp_path)],
+            env={**clean, **PATIENT, "TMPDIR": str(tmp_path)},
+        )
+        places = [tmp_path / "0", tmp_path / "1"]
+        assert wait_until(lambda: all(path.exists() and path.read_text() for path in places))
+        pids = [int(path.read_text()) for path in places]
+        running.kill()
+        running.wait()
+        assert wait_until(lambda: not {*pids} & {*reaper.processes()})
 
     @pytest.mark.parametrize(
         ("kind", "says"),

@@ -30,6 +30,9 @@ class Bootstrap(Protocol):
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         """Return the ranks on this host, as far as the environment identifies them."""
 
+    def starter(self, env: Mapping[str, str]) -> int:
+        """Return the pid of the process that started the ranks of this host; 0 if unknown."""
+
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:

@@ -30,13 +30,14 @@ def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
     Does nothing if the ranks cannot be seen, because each may be in its own container. Raises
     RendezvousError naming the ranks that have ended or do not arrive within ``timeout`` seconds.
     """
-    missing = set(range(placement.local_size)) - {placement.local_rank}
+    own = number(placement)
+    missing = set(range(placement.local_size)) - {own}
     if not missing or not siblings.job:
         return
-    alone = placement.local_size == placement.size  # then local ranks are ranks
-    host, deadline = "" if alone else placement.hostname, time.monotonic() + timeout
-    with _listener(siblings.job, placement) as listener:
-        missing -= {peer for peer in missing if _announce(siblings.job, peer, placement.local_rank)}
+    host = "" if is_only_host(placement) else placement.hostname
+    deadline = time.monotonic() + timeout
+    with _listener(siblings.job, own, placement) as listener:
+        missing -= {peer for peer in missing if _announce(siblings.job, peer, own)}
         while missing:
             listener.settimeout(max(0.001, min(LOOK, deadline - time.monotonic())))
             with contextlib.suppress(TimeoutError):
@@ -49,15 +50,27 @@ def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
                 raise RendezvousError.late(sorted(missing), timeout, host)
 
 
+def is_only_host(placement: Placement) -> bool:
+    """Return whether all ranks of the job are on this host."""
+    return placement.local_size == placement.size
+
+
+def number(placement: Placement) -> int:
+    """Return this process's number in the barrier: its rank on the only host, which may differ from
+    its local rank (Open MPI), else its local rank.
+    """
+    return placement.rank if is_only_host(placement) else placement.local_rank
+
+
 def _name(job: str, rank: int) -> str:
     place = f"{os.geteuid()}|{job}|{rank}".encode()
     return f"\0farandole-{blake2s(place, digest_size=16).hexdigest()}"
 
 
-def _listener(job: str, placement: Placement) -> socket.socket:
+def _listener(job: str, own: int, placement: Placement) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(_name(job, placement.local_rank))
+        listener.bind(_name(job, own))
         listener.listen(placement.local_size)
     except OSError as error:
         listener.close()
@@ -79,7 +92,7 @@ def _announce(job: str, peer: int, own: int) -> bool:
 
 
 def _came(listener: socket.socket) -> int:
-    """Return the local rank that announces itself, or -1 for an unknown peer. Raises
+    """Return the number of the rank that announces itself, or -1 for an unknown peer. Raises
     TimeoutError.
     """
     sock, _ = listener.accept()

@@ -73,11 +73,15 @@ class MpiBootstrap:
         number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
         return Siblings(env, range(placement.size), number, _MARKS, DAEMONS)
 
+    def starter(self, env: Mapping[str, str]) -> int:
+        return daemon()
+
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:
         # Name ended ranks here: MPI and PMI wait for them, and MPI does so silently.
-        number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
+        names = _OPEN_MPI if _OPEN_MPI[0] in os.environ else _HYDRA
+        number = names[0] if local_barrier.is_only_host(placement) else names[2]
         neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, DAEMONS)
         try:
             local_barrier.wait(placement, timeout, neighbours)

@@ -18,6 +18,7 @@ from farandole.errors import (
     RendezvousError,
     SettingsError,
 )
+from farandole.job.bootstrap import starter
 from farandole.job.bootstrap.contract import Bootstrap
 from farandole.job.bootstrap.origin import origin
 from farandole.job.bootstrap.siblings import LOOK, Siblings
@@ -99,6 +100,7 @@ def join(
         pid=os.getpid(), bootstrap=bootstrap, placement=placement, client=client, host=host
     )
     _export(placement, connection, settings, assignment.port)
+    starter.watch(bootstrap.starter(os.environ), placement.rank, settings.grace_seconds)
     logger.info(
         "rank %d of %d, started by %s: the store is at %s",
         placement.rank,

@@ -61,6 +61,9 @@ class SlurmBootstrap:
         here = [int(rank) for rank in env.get("SLURM_GTIDS", "").split(",") if rank.isdecimal()]
         return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), (DAEMON,))
 
+    def starter(self, env: Mapping[str, str]) -> int:
+        return Siblings({}, (0,), "", (), (DAEMON,)).daemon
+
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:

@@ -58,6 +58,9 @@ class TorchrunBootstrap:
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         return NOBODY
 
+    def starter(self, env: Mapping[str, str]) -> int:
+        return _agent(env)
+
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:
@@ -120,6 +123,9 @@ class TorchVariablesBootstrap:
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         return NOBODY
+
+    def starter(self, env: Mapping[str, str]) -> int:
+        return 0
 
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
