@@ -79,7 +79,7 @@ def signature(value: Any) -> str:
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
     text = str(inspect.Signature(plain))
     text = re.sub(
-        r"<class '[\w.]*\.(\w+)'>",
+        r"<class '[\w.]*?\.((?:Compression\.)?\w+)'>",
         r"\1",
         re.sub(r"ProcessSet\(process_set_id=0.*?\)", "all ranks", text),
     )
