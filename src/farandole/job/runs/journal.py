@@ -30,14 +30,9 @@ def decode(line: bytes) -> Any:
 
     Raises ValueError if the line is damaged.
     """
-    text = line[_PREFIX:]
-    try:
-        intact = int(line[: _PREFIX - 1], 16) == zlib.crc32(text)
-    except ValueError:
-        intact = False
-    if not intact or line[_PREFIX - 1 : _PREFIX] != b" ":
+    if not _is_intact(line):
         raise ValueError(f"the record {line[:60]!r} is damaged: its checksum does not match")
-    return json.loads(text)
+    return json.loads(line[_PREFIX:])
 
 
 class JournalWriter:
@@ -110,14 +105,28 @@ def read(path: str, offset: int = 0, limit: int = 1 << 26) -> JournalPart:
     except FileNotFoundError:
         return JournalPart([], offset, 0)
     end = data.rfind(b"\n") + 1
-    records: list[Any] = []
-    damaged = 0
-    for line in data[:end].split(b"\n"):
-        try:
-            records.append(decode(line))
-        except ValueError:
-            damaged += bool(line)
-    return JournalPart(records, offset + end, damaged)
+    lines = [line for line in data[:end].split(b"\n") if line]
+    texts = [line[_PREFIX:] for line in lines if _is_intact(line)]
+    try:  # one call for all of them takes a third of the time
+        found: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
+    except ValueError:  # text with a checksum, but not JSON
+        found = [record for text in texts for record in _parsed(text)]
+    return JournalPart(found, offset + end, len(lines) - len(found))
+
+
+def _is_intact(line: bytes) -> bool:
+    try:
+        checksum = int(line[: _PREFIX - 1], 16)
+    except ValueError:
+        return False
+    return line[_PREFIX - 1 : _PREFIX] == b" " and checksum == zlib.crc32(line[_PREFIX:])
+
+
+def _parsed(text: bytes) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return []
 
 
 def records(path: str) -> Iterator[Any]:

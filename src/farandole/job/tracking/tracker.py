@@ -30,8 +30,9 @@ class Tracker:
     """Appends records of one rank to its journal. Thread-safe.
 
     Records of scalars are ``{"step", "time", "values"}``; all others have a ``kind``. The first
-    record of each process is of the kind ``process``. A full disk causes one warning and does not
-    end the training.
+    record of each process is of the kind ``process``. Records of an attempt after the first have
+    its number, because ranks of an earlier one may still write for a while. A full disk causes one
+    warning and does not end the training.
     """
 
     def __init__(self, folder: RunFolder, rank: int, attempt: int = 1) -> None:
@@ -42,6 +43,7 @@ class Tracker:
         self._journal = JournalWriter(folder.metrics_of(rank))
         self._steps: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._warned = False
+        self._attempt = {"attempt": attempt} if attempt > 1 else {}
         self.record(PROCESS, attempt=attempt, pid=os.getpid(), host=socket.gethostname())
 
     def scalars(self, values: Mapping[str, float], step: int | None = None) -> None:
@@ -51,11 +53,13 @@ class Tracker:
         """
         if step is None:
             step = next(self._steps[next(iter(values))])
-        self._append({"step": step, "time": round(time.time(), 3), "values": values})
+        self._append(
+            {"step": step, "time": round(time.time(), 3), "values": values, **self._attempt}
+        )
 
     def record(self, kind: str, **values: Any) -> None:
         """Record anything else."""
-        self._append({"kind": kind, "time": round(time.time(), 3), **values})
+        self._append({"kind": kind, "time": round(time.time(), 3), **self._attempt, **values})
 
     def _append(self, record: Mapping[str, Any]) -> None:
         # A record is one write to a file opened for appending, which needs no lock.

@@ -1,42 +1,72 @@
-"""Reads the metrics that the ranks of a run have recorded."""
+"""Reads the metrics that the ranks of a run have recorded.
+
+Metrics that a program records are read by default. Those with ``automatic=True`` are recorded
+without its help: memory, processor, speed of the training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
 from typing import Any
 
-import numpy as np
-
 from farandole.job.runs.folder import RunFolder
-from farandole.job.runs.journal import records
+from farandole.job.tracking.tracker import PARAMETERS
+from farandole.jobs.metrics.columns import Columns
 
 
-def names(folder: RunFolder, rank: int = 0) -> list[str]:
+def ranks(folder: RunFolder) -> list[int]:
+    """Return the ranks that have recorded anything, in order."""
+    try:
+        files = os.listdir(folder.file("metrics"))
+    except FileNotFoundError:
+        return []
+    found = (re.fullmatch(r"rank-(\d+)\.jsonl", name) for name in files)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def names(folder: RunFolder, rank: int = 0, *, automatic: bool = False) -> list[str]:
     """Return the names of a rank's metrics, sorted."""
-    return sorted({name for record in _points(folder, rank) for name in record["values"]})
+    columns = Columns.of(folder, rank)
+    return sorted(
+        name for name, each in columns.index.metrics.items() if each.automatic == automatic
+    )
 
 
 def series(folder: RunFolder, name: str, rank: int = 0) -> tuple[Any, Any, Any]:
     """Return one metric of a rank: arrays of steps (int64), times in seconds since 1970 and values
-    (float64).
+    (float64), which are empty if there is no such metric.
+
+    Where a later attempt of the run repeats steps of an earlier one, the later values are returned.
     """
-    points = [record for record in _points(folder, rank) if name in record["values"]]
-    return (
-        np.array([record["step"] for record in points], np.int64),
-        np.array([record["time"] for record in points], np.float64),
-        np.array([record["values"][name] for record in points], np.float64),
-    )
+    return Columns.of(folder, rank).series(name)
 
 
-def last_values(folder: RunFolder, rank: int = 0) -> dict[str, float]:
+def last_values(folder: RunFolder, rank: int = 0, *, automatic: bool = False) -> dict[str, float]:
     """Return the last value of each metric of a rank."""
-    found: dict[str, float] = {}
-    for record in _points(folder, rank):
+    found = Columns.of(folder, rank).index.metrics
+    return {name: each.last for name, each in found.items() if each.automatic == automatic}
+
+
+def logged(folder: RunFolder, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+    """Return the records of a ``kind`` other than numbers, oldest first: ``params``, ``artifact``,
+    ``table``, ``finding`` or ``process``.
+    """
+    return [each for each in Columns.of(folder, rank).others() if each.get("kind") == kind]
+
+
+def params(folder: RunFolder, rank: int = 0) -> dict[str, Any]:
+    """Return the recorded parameters of a rank, each with its last value."""
+    found: dict[str, Any] = {}
+    for record in logged(folder, PARAMETERS, rank):
         found.update(record["values"])
     return found
 
 
-def _points(folder: RunFolder, rank: int) -> Iterator[dict[str, Any]]:
-    for record in records(folder.metrics_of(rank)):
-        if isinstance(record, dict) and "values" in record:
-            yield record
+def tables(folder: RunFolder, rank: int = 0) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each table of a rank as dicts."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in logged(folder, "table", rank):
+        rows = found.setdefault(record["name"], [])
+        rows += [dict(zip(record["columns"], row, strict=False)) for row in record["rows"]]
+    return found
