@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.job.runs.folder import RunFolder
 from farandole.job.tracking.tracker import PARAMETERS
-from farandole.jobs.metrics.columns import Columns
+from farandole.jobs.metrics.columns import RankColumns
 
 
 def ranks(folder: RunFolder) -> list[int]:
@@ -27,7 +27,7 @@ def ranks(folder: RunFolder) -> list[int]:
 
 def names(folder: RunFolder, rank: int = 0, *, automatic: bool = False) -> list[str]:
     """Return the names of a rank's metrics, sorted."""
-    columns = Columns.of(folder, rank)
+    columns = RankColumns.of(folder, rank)
     return sorted(
         name for name, each in columns.index.metrics.items() if each.automatic == automatic
     )
@@ -39,12 +39,12 @@ def series(folder: RunFolder, name: str, rank: int = 0) -> tuple[Any, Any, Any]:
 
     Where a later attempt of the run repeats steps of an earlier one, the later values are returned.
     """
-    return Columns.of(folder, rank).series(name)
+    return RankColumns.of(folder, rank).series(name)
 
 
 def last_values(folder: RunFolder, rank: int = 0, *, automatic: bool = False) -> dict[str, float]:
     """Return the last value of each metric of a rank."""
-    found = Columns.of(folder, rank).index.metrics
+    found = RankColumns.of(folder, rank).index.metrics
     return {name: each.last for name, each in found.items() if each.automatic == automatic}
 
 
@@ -52,7 +52,7 @@ def logged(folder: RunFolder, kind: str, rank: int = 0) -> list[dict[str, Any]]:
     """Return the records of a ``kind`` other than numbers, oldest first: ``params``, ``artifact``,
     ``table``, ``finding`` or ``process``.
     """
-    return [each for each in Columns.of(folder, rank).others() if each.get("kind") == kind]
+    return [each for each in RankColumns.of(folder, rank).others() if each.get("kind") == kind]
 
 
 def params(folder: RunFolder, rank: int = 0) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class ColumnsIndex:
         return ColumnsIndex(**data, metrics=metrics)
 
 
-class Columns:
+class RankColumns:
     """The columns of one rank, as of one moment."""
 
     def __init__(self, where: str, index: ColumnsIndex) -> None:
@@ -80,7 +80,7 @@ class Columns:
         self.index = index
 
     @staticmethod
-    def of(folder: RunFolder, rank: int) -> Columns:
+    def of(folder: RunFolder, rank: int) -> RankColumns:
         """Return the columns of a rank with all records that its journal has by now."""
         path = folder.metrics_of(rank)
         where = _place(folder, rank)
@@ -88,7 +88,7 @@ class Columns:
         if index is None or not _is_current(index, path) or not _is_whole(index, where):
             with _locked(where):
                 index = _convert(where, path)
-        return Columns(where, index)
+        return RankColumns(where, index)
 
     def series(self, name: str) -> tuple[Any, Any, Any]:
         """Return steps, times and values of a metric; see ``series`` of this package."""
@@ -196,7 +196,8 @@ def _append(where: str, index: ColumnsIndex, records: list[Any]) -> None:
 def _add_numbers(
     index: ColumnsIndex, found: dict[str, array[float]], record: dict[str, Any], automatic: bool
 ) -> None:
-    time, step, attempt = record.get("time"), record.get("step"), record.get("attempt", 1)
+    time: Any = record.get("time")
+    step, attempt = record.get("step"), record.get("attempt", 1)
     values = record.get("values")
     if not isinstance(values, dict):
         return
