@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
+from farandole.base.log import logger
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import configured, digest, plain
 from farandole.estimators.loaders.keras import Loader, Packed, backend_of, pack
+from farandole.estimators.loaders.keras_arguments import (
+    compiled_arguments,
+    open_arguments,
+    pack_arguments,
+)
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
@@ -22,6 +26,8 @@ from farandole.estimators.trainers.keras.compiling import compile_options
 from farandole.estimators.trainers.keras.state import load, slots
 from farandole.estimators.trainers.keras.trainer import train
 
+_COMPILING = ("optimizer", "loss", "metrics")  # parameters that are arguments of compile()
+_ARGUMENTS = "arguments of compile"  # stored in a file in the place of these parameters
 EXTRA = (
     Row("custom_objects", {}, "custom classes and functions of the model, by name"),
     Row("checkpoint_callback", None, "a BestModelCheckpoint, instead of monitor and mode"),
@@ -47,25 +53,27 @@ class KerasEstimator(DistributedEstimator):
         value = self.getOrDefault
         model = value("model")
         backend_of(model)
-        compiled = _compile_config(model)
-        options = {name: value(name) for name in ("optimizer", "loss", "loss_weights")}
-        options["metrics"] = value("metrics") or None
-        if options["optimizer"] is None and "optimizer" not in compiled:
+        compiled = compiled_arguments(model)
+        options = {name: value(name) for name in (*_COMPILING, "loss_weights") if value(name)}
+        if "optimizer" not in {**compiled, **options}:
             raise SettingsError(
                 "Optimizer must be provided either as a parameter or as part of a compiled model"
             )
-        if options["loss"] is None and not compiled.get("loss"):
+        if not {**compiled, **options}.get("loss"):
             raise SettingsError("Loss parameter is required for the model to compile")
         packed = pack(model, value("custom_objects") or {})
-        optimizer = model.optimizer if options["optimizer"] is None else options["optimizer"]
-        if options["optimizer"] is not None:
-            options["optimizer"] = packed.package().optimizers.serialize(
-                packed.package().optimizers.get(options["optimizer"])
-            )
+        keras, optimizer = packed.package(), {**compiled, **options}["optimizer"]
+        if "optimizer" in options:
+            with packed.scope():
+                options["optimizer"] = keras.optimizers.get(options["optimizer"])
+        known = packed.objects()
+        arguments = {
+            name: pack_arguments(keras, given, known)
+            for name, given in (("compiled", compiled), ("options", options))
+        }
         return {
             "model": packed,
-            "compiled": compiled,
-            "options": options,
+            **arguments,
             "callbacks": list(value("callbacks") or ()),
             "categories": tuple(value("categorical_cols") or ()),
             "label_shapes": value("label_shapes"),
@@ -73,14 +81,19 @@ class KerasEstimator(DistributedEstimator):
         }
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        options, compiled = payload["options"], payload["compiled"]
-        loss = options["loss"] if options["loss"] is not None else compiled.get("loss")
+        packed = payload["model"]
+        with packed.scope():
+            options = compile_options(packed.package(), payload)
         layers = [
             [type(each).__name__, configured(each)]
             for each in self.getOrDefault("model")._flatten_layers()
         ]
-        optimizer = options["optimizer"] or compiled.get("optimizer")
-        return {"optimizer": plain(optimizer), "loss": plain(loss), "model": digest(layers)}
+        optimizer = packed.package().optimizers.serialize(options["optimizer"])
+        return {
+            "optimizer": plain(optimizer),
+            "loss": plain(options["loss"]),
+            "model": digest(layers),
+        }
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()
@@ -120,7 +133,7 @@ class KerasEstimator(DistributedEstimator):
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> KerasModel:
         packed = spec.payload["model"]
         keras, model = packed.package(), packed.open()
-        with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
+        with packed.scope():
             model.compile(**compile_options(keras, spec.payload))
         load(model, result.weights)
         return KerasModel(
@@ -135,14 +148,23 @@ class KerasEstimator(DistributedEstimator):
         )
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        if "model" not in values:
+            return values
         packed = dict(values)
-        if "model" in packed:
-            packed["model"] = _whole(packed["model"], self.getOrDefault("custom_objects"))
-        return packed
+        packed["model"] = _whole(packed["model"], self.getOrDefault("custom_objects"))
+        own = {name: packed.pop(name) for name in _COMPILING if name in packed}
+        keras = packed["model"][0].package()
+        return {**packed, _ARGUMENTS: pack_arguments(keras, own)}
 
     @classmethod
     def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return _unpacked(values)
+        opened = _unpacked(values)
+        arguments = opened.pop(_ARGUMENTS, None)
+        if arguments is None:
+            return opened
+        packed = values["model"][0]
+        with packed.scope():
+            return {**opened, **open_arguments(packed.package(), arguments)}
 
 
 @declare(
@@ -170,15 +192,6 @@ class KerasModel(DistributedModel):
         return _unpacked(values)
 
 
-def _compile_config(model: Any) -> dict[str, Any]:
-    """Return a model's compile configuration; empty if it is not compiled."""
-    if not getattr(model, "optimizer", None):
-        return {}
-    config = model.get_compile_config() or {}
-    kept = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics")
-    return {name: config[name] for name in kept if config.get(name) is not None}
-
-
 def _history(result: Result) -> dict[str, list[Any]]:
     from farandole.estimators.progress import named
 
@@ -189,17 +202,33 @@ def _history(result: Result) -> dict[str, list[Any]]:
     return by_metric
 
 
-def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:
-    return pack(model, custom or {}), _compile_config(model)
+def _whole(model: Any, custom: Any) -> tuple[Packed, bytes]:
+    packed = pack(model, custom or {})
+    arguments = compiled_arguments(model)
+    return packed, pack_arguments(packed.package(), arguments, packed.objects())
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
     # an estimator without a model, or the file of another class
     if not isinstance(values.get("model"), tuple):
-        return values
+        return dict(values)
     packed, compiled = values["model"]
     model, keras = packed.open(), packed.package()
-    if compiled:
-        with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
-            model.compile(**compile_options(keras, {"compiled": compiled, "options": {}}))
+    try:
+        with packed.scope():
+            arguments = (
+                keras.saving.deserialize_keras_object(compiled)  # written by earlier versions
+                if isinstance(compiled, dict)
+                else open_arguments(keras, compiled)
+            )
+            if arguments:
+                model.compile(**arguments)
+    # the program's own classes and functions may raise anything, and predictions need none of them
+    except Exception as error:
+        logger.warning(
+            "the model is loaded without its optimizer, loss and metrics (%s: %s). It predicts;"
+            " call compile() before training it",
+            type(error).__name__,
+            error,
+        )
     return {**values, "model": model}

@@ -17,6 +17,7 @@ from farandole.base.pickled import dumps
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.arrays import fits, whole_numbers
 from farandole.inference.input_names import crossed, keys_of
+from farandole.inference.keras_objects import own_objects, scope, scoped_objects, uncompiled
 
 
 class Packed(NamedTuple):
@@ -46,24 +47,41 @@ class Packed(NamedTuple):
         with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(self.content)
-            custom = cloudpickle.loads(self.custom)
+            # Keras would replace the caller's scope
+            custom = {**self.objects(), **scoped_objects(keras)}
             return keras.models.load_model(
                 path, custom_objects=custom, compile=False, safe_mode=False
             )
 
+    def objects(self) -> dict[str, Any]:
+        """Return the custom objects by name."""
+        return dict(cloudpickle.loads(self.custom))
+
+    def scope(self) -> Any:
+        """Return a ``custom_object_scope`` of the custom objects and of the caller's own scope."""
+        return scope(self.package(), self.objects())
+
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
-    """Pack a model and the custom objects it needs."""
-    objects = {**_own(model), **custom}
+    """Pack a model, without its optimizer, loss and metrics, and the custom objects it needs: the
+    program's own, ``custom``, and those of the caller's ``custom_object_scope``.
+
+    Raises SettingsError for a model that cannot be saved.
+    """
+    backend = backend_of(model)
+    package = "tf_keras" if backend == "tf_keras" else "keras"
+    known = {**scoped_objects(sys.modules[package]), **custom}
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
         path = Path(folder) / "model.keras"
         try:
-            model.save(path)
+            with uncompiled(model):
+                model.save(path)
         except Exception as error:
             raise SettingsError(
                 f"the model cannot be saved to be sent to the ranks: {error}"
             ) from error
-        return Packed(path.read_bytes(), dumps(objects), backend_of(model))
+        objects = own_objects(model, known, package, path)
+        return Packed(path.read_bytes(), dumps(objects), backend)
 
 
 def backend_of(model: Any) -> str:
@@ -78,17 +96,6 @@ def backend_of(model: Any) -> str:
     raise SettingsError(
         f"model has to be an instance of tensorflow.keras.Model, not {type(model).__name__}"
     )
-
-
-def _own(model: Any) -> dict[str, Any]:
-    """Return the program's own classes among the model's layers, by name."""
-    layers = [model, *model._flatten_layers()]
-    kinds = {type(each) for each in layers}
-    return {
-        kind.__name__: kind
-        for kind in kinds
-        if kind.__module__.split(".")[0] not in ("keras", "tf_keras")
-    }
 
 
 class Loader(NamedTuple):

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import sys
-import types
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +18,12 @@ from farandole.base.pickled import dumps
 from farandole.errors import SettingsError
 from farandole.inference.frameworks import module_of
 from farandole.inference.input_names import keys_of, named
+from farandole.inference.keras_objects import own_objects, scoped_objects, uncompiled
 from farandole.inference.models import Execution, Model
 from farandole.inference.returns import of
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-
-
-_KERAS = ("keras", "tf_keras")
 
 
 class KerasPredictor:
@@ -66,9 +63,11 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
             f"the Keras model {model.name!r} has no weights yet, so each process would initialize"
             " different ones. Train it, load its weights, or call it once"
         )
-    model.save(path)
+    with uncompiled(model):
+        model.save(path)
     backend = _backend(model)
-    custom = _custom(model, _unpickled(options), "tf_keras" if backend == "tf_keras" else "keras")
+    package = "tf_keras" if backend == "tf_keras" else "keras"
+    custom = own_objects(model, _unpickled(options), package, path)
     sent = {**options, "backend": backend, "trust_pickle": True}  # this program has made the file
     if custom:
         sent["custom_objects"] = dumps(custom)
@@ -88,7 +87,8 @@ def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPr
         )
     model = keras.models.load_model(
         path,
-        custom_objects=_unpickled(options),
+        # Keras would replace the caller's scope
+        custom_objects={**_unpickled(options), **scoped_objects(keras)},
         compile=False,
         safe_mode=not options.get("trust_pickle"),
     )
@@ -136,65 +136,6 @@ def _backend(model: Any) -> str:
     if any(base.__module__.startswith("tf_keras") for base in type(model).__mro__):
         return "tf_keras"
     return str(importlib.import_module("keras").backend.backend())
-
-
-def _custom(model: Any, known: Mapping[str, Any], package: str) -> dict[str, Any]:
-    """Return the program's own classes and functions (activations ...), by name, with the user's
-    ``known`` ones.
-
-    Raises SettingsError if the name is ambiguous, because the file stores only the name.
-    """
-    layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
-    kinds: list[Any] = [(type(layer), False) for layer in layers]
-    parts: list[Any] = [
-        (part, "activation" in name)
-        for layer in layers
-        for name, part in vars(layer).items()
-        if isinstance(part, types.FunctionType)
-    ]
-    custom: dict[str, Any] = {}
-    for each, activates in [*kinds, *parts]:
-        name = each.__name__
-        if (each.__module__ or "").split(".")[0] in _KERAS:
-            continue
-        cure = (
-            "rename it, or pass a function without arguments that creates the model and loads its"
-            " weights"
-        )
-        # the file contains the code of lambdas
-        if custom.setdefault(name, each) is not each and name not in known and name != "<lambda>":
-            raise SettingsError(
-                f"the Keras model has two different functions or classes named {name!r}. To fix"
-                f" this, {cure}"
-            )
-        if activates and not _is_known_as(name, each, package):
-            raise SettingsError(
-                f"the Keras model has an activation {name!r} that is not Keras's own {name!r}. To"
-                f" fix this, {cure}"
-            )
-    return {**custom, **known}
-
-
-def _is_known_as(name: str, function: Any, package: str) -> bool:
-    """Return whether an activation equals Keras's own of that name, or Keras has none; its files
-    prefer Keras's own.
-
-    TensorFlow's functions (tf.nn.relu) are different objects with the same results.
-    """
-    keras = importlib.import_module(package)
-    try:
-        own = keras.activations.get(name)
-    except ValueError:
-        return True
-    make = importlib.import_module(
-        "tensorflow" if package == "tf_keras" else "keras.ops"
-    ).convert_to_tensor
-    numbers = make(np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12))
-    try:
-        output = function(numbers)
-    except Exception:  # it takes other arguments
-        return True
-    return own is function or np.allclose(_arrays(output), _arrays(own(numbers)), atol=1e-4)
 
 
 def _returns(model: Any) -> str:

@@ -82,11 +82,14 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         _like(*each) for each in zip(label_shapes, labels, shapes, strict=True)
     ]
     labels = labels_of(spec, batch)
+    with spec.payload["model"].scope():
+        loss = compile_options(keras, spec.payload)["loss"]
     try:
-        chosen = losses_of(compile_options(keras, spec.payload).get("loss"), outputs, model, spec)
-        functions = [keras.losses.get(each) for each in chosen]
+        with spec.payload["model"].scope():
+            chosen = losses_of(loss, outputs, model, spec)
+            functions = [keras.losses.get(each) for each in chosen]
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"loss={spec.payload['options']['loss']!r}: {error}") from error
+        raise SettingsError(f"loss={loss!r}: {error}") from error
     for name, label, output, function in zip(
         spec.columns.labels, labels, matched, functions, strict=True
     ):

@@ -9,19 +9,19 @@ from typing import Any
 
 from farandole.errors import DataError
 from farandole.estimators.loaders.keras import output_list
+from farandole.estimators.loaders.keras_arguments import open_arguments
 from farandole.estimators.spec import Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of ``compile``: the model's compiled ones, replaced by the estimator's."""
-    options: dict[str, Any] = keras.saving.deserialize_keras_object(dict(payload["compiled"] or {}))
+    options = open_arguments(keras, payload["compiled"])
     heads = payload.get("heads") or ()
-    for name, value in payload["options"].items():
+    for name, value in open_arguments(keras, payload["options"]).items():
         # one for each label
         if heads and isinstance(value, list | tuple) and len(value) == len(heads):
             value = dict(zip(heads, value, strict=True))
-        if value is not None:
-            options[name] = value
+        options[name] = value
     options["optimizer"] = keras.optimizers.get(options["optimizer"])
     return options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from farandole.base.log import logger
@@ -93,7 +92,7 @@ def _compile(keras: Any, hvd: Any, model: Any, training: Training) -> Rates:
     rates.
     """
     spec = training.spec
-    with keras.utils.custom_object_scope(cloudpickle.loads(spec.payload["model"].custom)):
+    with spec.payload["model"].scope():
         options = compile_options(keras, spec.payload)
         rates = Rates(options["optimizer"], training.factor)
         options["optimizer"] = hvd.DistributedOptimizer(
