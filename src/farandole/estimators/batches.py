@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole.base.log import logger
-from farandole.base.optional import require
 from farandole.data import ParquetData
 from farandole.data.steps import BatchRows, Steps
-from farandole.errors import DataError, counted, did_you_mean
+from farandole.errors import DataError
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
+from farandole.estimators.transformation import transformed
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -173,7 +173,7 @@ class Batches:
 def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:
     """Return arrays by name as a batch. Raises DataError for text, and for weights below 0."""
     if columns.transform is not None:
-        arrays = _transformed(arrays, columns)
+        arrays = transformed(arrays, columns)
     free = columns.by_name and columns.transform is not None
     for name in columns.all:
         if name not in arrays and not free:
@@ -197,81 +197,6 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
         tuple(arrays[name] for name in names) for names in (columns.features, columns.labels)
     )
     return Batch(inputs, labels, weight, rows, share)
-
-
-def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Apply the user's transformation_fn to the rows."""
-    changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
-    edited = {str(field[0]): field for field in columns.edited}
-    rows = {
-        "edit": ({*edited} - {*columns.removed}, changed),
-        "removed": (columns.removed, {**arrays, **changed}),
-    }
-    for option, (names, known) in rows.items():
-        if unknown := [name for name in names if name not in known]:
-            raise DataError(
-                f"transformation_{option}_fields names {unknown[0]!r}, but the rows have no such"
-                f" column (they have {', '.join(known)}){did_you_mean(unknown[0], known)}"
-            )
-    transformed = {}
-    for name, values in changed.items():
-        if name in columns.removed:
-            continue
-        array = (
-            np.stack([np.asarray(value) for value in values])
-            if values.dtype == object and len(values)
-            else values
-        )
-        if name in edited:
-            _, dtype, shape, *_ = edited[name]
-            array = array.astype(dtype, copy=False)
-            array = array.reshape(len(array), *shape) if shape is not None else array
-        transformed[name] = array
-    return transformed
-
-
-def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Call it with all rows as a pandas DataFrame, in which non-numeric values are objects."""
-    pandas = require("pandas", "transformation_fn")
-    frame = pandas.DataFrame(
-        {name: list(array) if array.ndim > 1 else array for name, array in arrays.items()}
-    )
-    assert columns.transform is not None
-    changed = columns.transform(frame)
-    if len(changed) != len(frame):
-        raise DataError(
-            f"transformation_fn returned {counted(len(changed), 'row')} for {len(frame)}, but it"
-            " may not change the number of rows. Drop rows from the DataFrame before fit()"
-        )
-    return {str(name): changed[name].to_numpy() for name in changed.columns}
-
-
-def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Call it with each row as a dict of values by column."""
-    assert columns.transform is not None
-    columns_found: dict[str, list[Any]] = {}
-    for index in range(len(next(iter(arrays.values())))):
-        row = {
-            name: array[index].copy() if array.ndim > 1 else array[index]
-            for name, array in arrays.items()
-        }
-        try:
-            changed = {str(name): value for name, value in columns.transform(row).items()}
-        except Exception as error:
-            raise DataError(
-                f"transformation_fn failed on a row: {type(error).__name__}: {error}. It takes and"
-                " returns one row, a dict of values by column, in horovod.spark, but a DataFrame"
-                " of many rows in farandole.estimators"
-            ) from error
-        for name, value in changed.items():
-            columns_found.setdefault(name, []).append(value)
-    return {name: _objects(values) for name, values in columns_found.items()}
-
-
-def _objects(values: list[Any]) -> Array:
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = values
-    return objects
 
 
 def first(data: ParquetData, columns: Columns, rows: int = 2) -> Batch:

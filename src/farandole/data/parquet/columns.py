@@ -13,7 +13,8 @@ from farandole.errors import DataError, did_you_mean
 class Column(NamedTuple):
     """A column to read.
 
-    ``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value.
+    ``kind``: number, list, vector, image, bytes, encoded, text, or one of Python objects: ragged
+    (lists of numbers, each an array) or object. ``shape``: of one row's value.
     ``fill``: replaces null, and pads lists that are too short. ``decode``: makes an array from one
     row's bytes.
     """
@@ -30,7 +31,7 @@ class Column(NamedTuple):
         """Return the bytes of one row; 0 if only the file knows."""
         return (
             0
-            if self.kind in ("encoded", "text")
+            if self.kind in ("encoded", "text", "ragged", "object")
             else int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
         )
 

@@ -62,7 +62,8 @@ def from_parquet(path: str | os.PathLike[str] | Sequence[str], **options: Any) -
     the type's own, or the first row's. ``dtypes={name: dtype}``: default: the file's own.
     ``fill={name: value}``: replaces null, and pads lists that are shorter than their shape.
     ``decode={name: function}``: makes an array from the bytes of one row (such as an image), in
-    threads.
+    threads. ``objects=True``: columns without such options that are not single numbers, and
+    numbers with nulls, become arrays of Python objects, for a function that makes numbers of them.
 
     Raises DataError for unusable files, columns and types, and for nulls that footers list.
     """

@@ -35,14 +35,21 @@ def column_of(
     options: ColumnOptions,
     first: Callable[[], Any],
     location: RowLocation,
+    objects: bool = False,
 ) -> Column:
     """Describe a column of the Arrow type ``kind``.
 
+    ``objects``: columns without options that are not single numbers are read as Python objects.
     ``first()``: returns the value of the first row, for a shape that is not declared. ``location``:
     of the first row, for errors.
     """
     pa = require("pyarrow", _PURPOSE)
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if objects and not any(name in by_name for by_name in options):
+        if is_list(pa.types, values) and number_dtype(pa.types, innermost(pa.types, values)):
+            return Column(name, "ragged", "object", ())
+        if not number_dtype(pa.types, values):
+            return Column(name, "object", "object", ())
     column = _Field(name, values, options, first, location).column()
     if column.fill is not None:
         _check_fill(column, kind, location)

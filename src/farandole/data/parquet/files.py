@@ -15,6 +15,7 @@ from farandole.data import paths
 from farandole.data.parquet import weights
 from farandole.data.parquet.arrays import values
 from farandole.data.parquet.location import RowLocation
+from farandole.data.parquet.python_values import KINDS, python_values
 from farandole.data.parquet.scan import BUFFER, RowGroup, checked_version
 from farandole.data.parquet.source import ParquetSource
 from farandole.errors import DataError, counted
@@ -107,7 +108,8 @@ class ParquetFiles:
                 array = pa.array([value] * batch.num_rows)
             else:
                 array = batch.column(name)
-            arrays[name] = values(array, column, location)
+            objects = column.kind in KINDS
+            arrays[name] = python_values(array) if objects else values(array, column, location)
             if name == self._source.weight:
                 weights.check(arrays[name], column, location)
         return arrays

@@ -16,6 +16,7 @@ from farandole.data.parquet.describe import column_of
 from farandole.data.parquet.file_version import FileVersion, file_version
 from farandole.data.parquet.fragments import fragments, keys
 from farandole.data.parquet.location import RowLocation, null_error
+from farandole.data.parquet.python_values import KINDS
 from farandole.errors import DataError
 
 _PURPOSE = "reading Parquet"
@@ -76,11 +77,13 @@ def scan_files(
     location: Callable[[str, int], RowLocation],
     *,
     everything: bool,
+    objects: bool = False,
 ) -> Scan:
     """Scan the files of ``path``: their footers and a first row.
 
     ``selected``: returns the columns to read, given all names. ``everything``: no column may be
-    left out, so each file must have all.
+    left out, so each file must have all. ``objects``: columns that are not single numbers, and
+    numbers with nulls, are read as Python objects.
     """
     files, schema = fragments(path, storage_options)
     # object stores take long for each file
@@ -97,9 +100,11 @@ def scan_files(
         return head.get(name)
 
     columns = tuple(
-        column_of(name, schema.field(name).type, options, partial(first, name), start)
+        column_of(name, schema.field(name).type, options, partial(first, name), start, objects)
         for name in names
     )
+    if objects:
+        columns = tuple(_nullable(column, files) for column in columns)
     for column in columns:
         if column.name == weight:
             weights.check_column(column, start)
@@ -174,12 +179,28 @@ def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
             raise RowLocation(file.path).error(more[0], None, f"{other} does not have it; {cure}")
 
 
+def _nullable(column: Column, files: Sequence[Any]) -> Column:
+    """Return a column of numbers as one of objects, if a footer reports nulls."""
+    if column.kind != "number" or column.fill is not None:
+        return column
+    for file in files:
+        metadata = file.metadata
+        for index in range(metadata.num_columns):
+            if metadata.schema.column(index).path != column.name:
+                continue
+            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+            found = [group.column(index).statistics for group in groups]
+            if any(each is not None and each.has_null_count and each.null_count for each in found):
+                return column._replace(kind="object", dtype="object", shape=())
+    return column
+
+
 def _groups(
     files: Sequence[Any], columns: Sequence[Column], location: Callable[[str, int], RowLocation]
 ) -> tuple[RowGroup, ...]:
     fixed = sum(column.width for column in columns)
     sized = [column.name for column in columns if not column.width]
-    strict = [column.name for column in columns if column.fill is None]
+    strict = [column.name for column in columns if column.fill is None and column.kind not in KINDS]
     names = {column.name for column in columns}
     groups = []
     for file_number, file in enumerate(files):

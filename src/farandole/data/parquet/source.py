@@ -33,12 +33,14 @@ class ParquetSource:
         fill: Mapping[str, Any] | None = None,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        objects: bool = False,
     ) -> None:
         self.path = os.fspath(path) if isinstance(path, os.PathLike) else path
         self.features = None if features is None else _names(features)
         self.labels = _names(labels or ())
         self.weight = weight
         self.storage_options = dict(storage_options) if storage_options else None
+        self._objects = objects
         self._columns = None if columns is None else tuple(columns)
         self.column_options = ColumnOptions.of(shapes, dtypes, fill, decode)
         for option, names in (("columns", self._columns), ("features", self.features)):
@@ -64,6 +66,7 @@ class ParquetSource:
             self.weight,
             self.location,
             everything=self.features is None and self._columns is None,
+            objects=self._objects,
         )
 
     @property

@@ -235,7 +235,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         shapes = {column.name: list(column.shape) for column in data.columns}
         dtypes = {column.name: column.dtype for column in data.columns}
         labels = {
-            each.name: each.kind if each.kind == "list" else each.dtype for each in data.columns
+            each.name: "list" if each.kind in ("list", "ragged") else each.dtype
+            for each in data.columns
         }
         metadata = {
             "outputs": outputs,
@@ -472,7 +473,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             options["storage_options"] = own or (
                 store.storage_options if store is not None and "://" in str(path) else None
             )
-        data = from_parquet(path, columns=columns.all, **options)
+        # transformation_fn may make numbers of values of any type
+        objects = columns.transform is not None
+        data = from_parquet(path, columns=columns.all, objects=objects, **options)
         if not data.rows:
             raise DataError(f"{path} has no rows")
         return data

@@ -32,7 +32,7 @@ def prepared(
     ``with`` block ends.
     """
     check_types(frame, columns, options)
-    reading = {**options, "columns": columns.all}
+    reading = {**options, "columns": columns.all, "objects": columns.transform is not None}
     with contextlib.ExitStack() as stack:
         frame = stack.enter_context(computed_once(frame, columns.all, validation))
         train, held = split(frame, columns.all, validation, seed)
