@@ -58,7 +58,8 @@ class Model(NamedTuple):
     ``kind``: its framework, a name in ``FRAMEWORKS``. ``content``: of its file; empty if ``path``
     names the file. ``options``: for the framework's module. ``returns``: the type of its results,
     if the model declares it. ``digest``: of the content, or of the path and the version of its
-    file. ``identity``: of a path's file, or of content with the user's options. ``load``: a random
+    file. ``identity``: of a path's file, or digests of an object's parts by name, which
+    ``predict_parquet`` compares. ``load``: a random
     id of a function that loads the model, new each time it is packed, because the loaded model is
     unknown.
     """
@@ -70,7 +71,7 @@ class Model(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
     returns: str = ""
     digest: str = ""
-    identity: str = ""
+    identity: str | Mapping[str, str] = ""
     load: str = ""
 
     @property

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
+import sys
+import types
 import zipfile
 from typing import Any
 
@@ -15,9 +18,11 @@ import cloudpickle
 from farandole.base.optional import require
 from farandole.base.pickled import dumps
 from farandole.data import paths
+from farandole.inference.value_identity import digest, parts_of_function, value_digest
 
-# entries to ignore: Keras's has the time; torch's is made of checksums
-_CHANGING = ("metadata.json", ".data/serialization_id")
+# entries to ignore: Keras's has the time; torch's is made of checksums, or holds lines of sources
+_CHANGING = ("metadata.json", ".data/serialization_id", ".debug_pkl")
+_CONSTANT = b": Final["  # in TorchScript's code
 _FACTS = (
     "ETag",
     "etag",
@@ -71,32 +76,76 @@ def _digest(facts: Any) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
-def identity(content: bytes) -> str:
-    """Return the identity of pickled or saved content, without the random ids that cloudpickle
-    gives to the program's classes, and without Keras's time of saving.
+def identity(content: bytes) -> dict[str, str]:
+    """Return the identity of pickled or saved content as digests of its parts, by name. They lack
+    what differs between files of equal models: random ids of classes, the time of saving, addresses
+    in Keras's configuration, and the order of constants in TorchScript.
     """
-    digest = hashlib.sha256()
-    for part in _parts(content):
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:24]
+    return {name: digest(part) for name, part in _parts(content).items()}
 
 
-def identity_of(value: Any) -> str:
-    """Return the identity of a function or class, from its pickle."""
-    return identity(dumps(value))
+def identity_of(value: Any) -> dict[str, str]:
+    """Return the identity of a function, class or module of PyTorch as digests of its parts, by
+    name. It does not depend on the order of sets, as pickles do.
+    """
+    try:
+        if isinstance(value, types.FunctionType):
+            return parts_of_function(value)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.nn.Module):
+            tensors = [*value.named_parameters(), *value.named_buffers()]
+            return {
+                "weights": digest(*(name + value_digest(tensor) for name, tensor in tensors)),
+                "layers and settings": value_digest(value, [tensor for _, tensor in tensors]),
+            }
+        return {"object": value_digest(value)}
+    except Exception:  # an object that only its own pickler reduces
+        return identity(dumps(value))
 
 
-def _parts(content: bytes) -> list[bytes]:
+def identity_of_model(model: Any, packed: bytes) -> dict[str, str]:
+    """Return the identity of a model. ``packed``: the content of its file."""
+    own_pickle = not zipfile.is_zipfile(io.BytesIO(packed)) or _is_plain_module(model)
+    return identity_of(model) if own_pickle else identity(packed)
+
+
+def _is_plain_module(model: Any) -> bool:
+    """Return whether a module of PyTorch is pickled, and not a program of TorchScript."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(model, torch.nn.Module)
+        and not isinstance(model, torch.jit.ScriptModule)
+        and not hasattr(model, "_flatten_layers")  # Keras's
+    )
+
+
+def _parts(content: bytes) -> dict[str, bytes]:
     if not zipfile.is_zipfile(io.BytesIO(content)):
-        return [_without_numbers(content)]
+        return {"content": _without_numbers(content)}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = sorted(name for name in archive.namelist() if not name.endswith(_CHANGING))
-        members = [(name, archive.read(name)) for name in names]
-    return [
-        part
-        for name, each in members
-        for part in (name.encode(), _without_numbers(each) if name.endswith("pkl") else each)
-    ]
+        return {name: _steady(name, archive.read(name)) for name in names}
+
+
+def _steady(name: str, content: bytes) -> bytes:
+    """Return a file of an archive without what differs between equal models."""
+    if name.endswith("pkl"):
+        return _without_numbers(content)
+    if name.endswith("config.json"):
+        return json.dumps(_without_addresses(json.loads(content)), sort_keys=True).encode()
+    if "/code/" in name and name.endswith(".py"):  # a set's order is the order of constants
+        lines = content.splitlines(keepends=True)
+        constants = iter(sorted(line for line in lines if _CONSTANT in line))
+        return b"".join(next(constants) if _CONSTANT in line else line for line in lines)
+    return content
+
+
+def _without_addresses(config: Any) -> Any:
+    if isinstance(config, dict):
+        kept = {name: each for name, each in config.items() if name != "shared_object_id"}
+        return {name: _without_addresses(each) for name, each in kept.items()}
+    return [_without_addresses(each) for each in config] if isinstance(config, list) else config
 
 
 def _without_numbers(content: bytes) -> bytes:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from farandole.data import paths
 from farandole.data.parquet.columns import ColumnOptions, check_names
 from farandole.data.parquet.fragments import fragments, keys
 from farandole.data.scratch import scratch_folder
 from farandole.data.validate import as_int
 from farandole.errors import DataError, counted
-from farandole.inference.models import pack_with
+from farandole.inference.models import Model, pack_with
 from farandole.inference.output_files import InputFile, plan_files
 from farandole.inference.parquet.column_metadata import described
 from farandole.inference.parquet.columns import (
@@ -31,7 +33,7 @@ from farandole.inference.parquet.rank import PredictJob, run_ranks
 from farandole.inference.parquet.target import Target, check_apart, mark
 from farandole.inference.returns import DEFAULT, parse
 from farandole.inference.stream import BATCH_SIZE, PREDICTION, PredictOptions
-from farandole.inference.versions import identity, identity_of
+from farandole.inference.versions import identity, identity_of, identity_of_model
 
 ROWS = 1 << 17  # rows of an output file
 
@@ -76,6 +78,7 @@ def predict_parquet(
     device: str = "cpu",
     rows_per_file: int = ROWS,
     overwrite: bool = False,
+    model_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Summary:
@@ -93,13 +96,16 @@ def predict_parquet(
 
     An output file appears once it is complete. A call with the same arguments after an early end
     (``np`` may differ) resumes with the missing files. ``overwrite`` starts from the beginning.
+    The model of an object is the same if its weights, code and constants are equal, whichever
+    process made it. ``model_version``: a name that identifies the model instead, for objects that
+    differ in each process.
 
     Raises SettingsError and DataError for unusable arguments, files and columns, and for an output
     folder with other contents; DataError (with several processes JobFailedError, with its text) for
     the first row that fails.
     """
     began = time.monotonic()
-    packed = pack_with(model, options)
+    packed = _identified(pack_with(model, options), model, model_version)
     if options:
         raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
     np = as_int("np", np, 1)
@@ -192,13 +198,17 @@ def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
     """
     model, options = job.model, job.options
     chosen = {
-        name: value for name, value in model.options if name not in ("trust_pickle", "backend")
+        name: value
+        for name, value in model.options
+        if name not in ("trust_pickle", "backend")
+        # the version stands for the program's classes, too
+        and not (name == "custom_objects" and "version" in model.identity)
     }
     decoders = sorted(options.column_options.decode.items())
     decode = {name: identity_of(function) for name, function in decoders}
     reading = (options.column_options[:3], decode, options.stack, options.errors, rows_per_file)
     facts = {
-        "model": model.identity or identity(model.content),
+        "model": model.identity,
         "options of the model": {name: _plain(value) for name, value in chosen.items()},
         "input": [source._asdict() for source in job.sources],
         "columns": {
@@ -213,8 +223,22 @@ def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
     return dict(json.loads(json.dumps(facts, default=str)))
 
 
-def _plain(value: Any) -> str:
-    return identity(value) if isinstance(value, bytes) else str(value)
+def _identified(packed: Model, model: Any, version: str | None) -> Model:
+    """Return the packed model with an identity that is equal in another process."""
+    if version is not None:
+        return packed._replace(identity={"version": version})
+    if packed.identity:  # of a file
+        return packed
+    parts = (
+        identity(packed.content)
+        if isinstance(model, Model)
+        else identity_of_model(model, packed.content)
+    )
+    return packed._replace(identity=parts)
+
+
+def _plain(value: Any) -> Any:
+    return identity_of(cloudpickle.loads(value)) if isinstance(value, bytes) else str(value)
 
 
 def _source(file: Any, system: Any) -> InputFile:

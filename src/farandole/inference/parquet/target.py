@@ -23,6 +23,7 @@ from farandole.inference.output_files import OutputFile
 
 MANIFEST = "_farandole.json"  # readers ignore names that begin with an underscore or a dot
 _OWN = (".part-", f".{MANIFEST}.")  # incomplete files
+_CURES = {"model": ". For a model that differs in each process, give model_version= in all calls"}
 _MARK = b"farandole"  # key in a file of predictions for the digest of these facts
 
 
@@ -51,6 +52,17 @@ def _place(path: str) -> str:
 
 def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        parts = [
+            part for part in dict.fromkeys([*before, *now]) if before.get(part) != now.get(part)
+        ]
+        if name == "model" and "version" not in parts:  # digests say nothing
+            return f"the {name} differs in {', '.join(parts)}"
+        before, now = ({part: each.get(part) for part in parts} for each in (before, now))
+    return f"the {name} was {before!r:.200}, and is now {now!r:.200}"
 
 
 class Target:
@@ -153,9 +165,9 @@ class Target:
         for name, value in facts.items():
             if existing.get(name) != value:
                 raise SettingsError(
-                    f"output={self._path} contains predictions of another call, whose {name} was"
-                    f" {existing.get(name)!r:.200} instead of {value!r:.200}. Use another folder,"
-                    " or overwrite (--overwrite)"
+                    f"output={self._path} contains predictions of another call:"
+                    f" {_difference(name, existing.get(name), value)}. Use another folder, or"
+                    f" overwrite (--overwrite){_CURES.get(name, '')}"
                 )
 
     def _put(self, name: str, content: Any) -> None:
