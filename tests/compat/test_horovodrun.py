@@ -240,7 +240,7 @@ def test_what_has_no_effect_is_said_in_a_line_each(
     ("line", "says"),
     [
         ("-np 2", "the command to run is missing"),
-        ("true", "-np is missing"),
+        ("true", "horovodrun: -np "),
         ("-np 2 --nonsense true", "unrecognized arguments: --nonsense"),
         ("-np 0 true", "np=0 must be >= 1"),
         ("-np two true", "invalid int value: 'two'"),
@@ -273,7 +273,7 @@ def test_what_has_no_effect_is_said_in_a_line_each(
         ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
         (
             "-np 2 --min-np 1 true",
-            "--min-num-proc is not available: this version of Farandole does not have elastic",
+            "--min-num-proc is not available",
         ),
         ("-np 2 --host-discovery-script d.sh true", "--host-discovery-script is not available"),
         ("-np 2 --max-np 3 true", "leave it out and give the number of processes and their hosts"),

@@ -85,7 +85,7 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("1000 rows in 2 files")
     for wrong, why in (
         (["--model", f"{tmp_path}/own.py:none"], "has no function 'none'"),
-        (["--model", f"{tmp_path}/own.py:bad", "--overwrite"], "gave 2 rows for 256"),
+        (["--model", f"{tmp_path}/own.py:bad", "--overwrite"], "2 rows for 256"),
         (["--model", f"{tmp_path}/own.py:load", "--shape", "x"], "--shape x must be COLUMN=VALUE"),
         (
             ["--model", f"{tmp_path}/own.py:load", "--shape", "x=2,y"],

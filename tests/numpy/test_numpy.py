@@ -218,7 +218,7 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         (
             lambda: hvd.allgather(np.ones(2, dtype=">u2")),
             ValueError,
-            ("bytes", "order"),
+            ("order", "newbyteorder"),
         ),
         (
             lambda: hvd.allreduce(np.ones(2, dtype=complex)),
