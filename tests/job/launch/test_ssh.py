@@ -352,6 +352,26 @@ def _driver_killed(four: Hosts, job: subprocess.Popen[str]) -> None:
     psutil.Process(job.pid).children()[0].kill()
 
 
+def test_a_suspended_agent_is_killed_when_the_job_is_ended(four: Hosts) -> None:
+    """It cannot end its ranks, and sshd would keep the session for ever."""
+    code = "print('up', flush=True); import time; time.sleep(1000)"
+    hosts = ["-np", "2", "-H", "b:1,c:1", "--grace-seconds", "1"]
+    job = start(four, "run", *hosts, sys.executable, "-c", code)
+    assert job.stdout is not None
+    for _ in range(2):
+        assert "up" in job.stdout.readline()
+    agents = [
+        pid
+        for pid in four[2].processes()
+        if "farandole/remote.py" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(agents[-1], signal.SIGSTOP)
+    psutil.Process(job.pid).children()[0].send_signal(signal.SIGTERM)
+    job.communicate(timeout=200)
+    assert four.idle()
+    assert job.returncode == 128 + signal.SIGTERM
+
+
 def test_a_warning_for_the_driver_goes_to_the_ranks(four: Hosts) -> None:
     job = start(
         four,

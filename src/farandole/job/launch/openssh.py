@@ -300,6 +300,7 @@ class SshSession:
     ) -> None:
         self.host = host
         self.failed = ""  # in the program's own words
+        self.pid = 0  # of the program, once it has begun
         self._on_message = on_message
         self._output = ""
         self._lock = threading.Lock()
@@ -388,6 +389,8 @@ class SshSession:
             self._begun = True
             with contextlib.suppress(ValueError):
                 facts = json.loads(b"{" + message)
+                pid = facts.get("pid")
+                self.pid = pid if isinstance(pid, int) else self.pid
                 self.failed = printable(str(facts.get("failed", self.failed)))
                 answer = self._on_message(facts)
                 if answer is not None:

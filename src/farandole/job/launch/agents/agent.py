@@ -30,6 +30,7 @@ from farandole.errors import (
 )
 from farandole.job.config import Settings
 from farandole.job.launch import launcher_env
+from farandole.job.launch.agents.pulse import BEAT
 from farandole.job.launch.limits import cure
 from farandole.job.launch.processes import LocalWorker, start_ranks
 from farandole.net.store import StoreClient
@@ -197,7 +198,11 @@ class Agent:
         try:
             with Pipes(self._wake_in) as pipes:
                 followed: list[Followed] = []
+                beat = 0.0
                 while self._obey(sender):
+                    if time.monotonic() > beat:
+                        sender.put("beat", b"")
+                        beat = time.monotonic() + BEAT
                     for worker in self._workers[len(followed) :]:
                         pipes.add(worker)
                         followed.append(Followed(len(followed), worker))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
+from farandole.job.config import Settings
 from farandole.job.launch.agents.registry import AgentInfo, AgentRegistry, RemoteWorker
 from farandole.job.launch.limits import crowding
 from farandole.job.launch.plan import plan
@@ -136,8 +137,14 @@ class AgentAllocation:
         self._env = {**chosen, **env}
         self._began = time.monotonic()
         slots = plan(None, self._np)
+        settings = Settings.from_env(self._env)
         self._registry = AgentRegistry(
-            self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun
+            self._store,
+            slots,
+            len(self._places),
+            self._cluster.gone,
+            self._cluster.noun,
+            0.0 if settings.stall_check_disable else settings.stall_shutdown_seconds,
         )
         facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
         if self._exchange is not None:

@@ -1,9 +1,10 @@
 """The driver's end of the agents: their reports, messages and orders.
 
-All communication goes through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th
-rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and
-``activity/<k>``. From the driver: ``agent/<n>/order/<number>`` and, to the first rank's agent,
-``agent/<n>/log/<number>``. Processes other than ranks are numbered after the ranks of their agent.
+All communication goes through the job's store. To the driver: ``agent/<n>/hello``,
+``agent/<n>/beat`` every few seconds, and for the k-th rank of an agent ``agent/<n>/out/<k>``,
+``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and ``activity/<k>``. From the driver:
+``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
+other than ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 from farandole.base.log import logger
 from farandole.base.types import Slot
-from farandole.errors import printable
+from farandole.errors import printable, ranks_named
+from farandole.job.launch.agents.pulse import BEAT, AgentPulse
 from farandole.job.report import keys
 from farandole.job.report.outcome import SILENT, Outcome, parsed
 from farandole.net.store import StoreServer, Value
@@ -135,13 +137,21 @@ class AgentRegistry:
     """The agents of a job: ``count`` agents for the ranks of ``slots``.
 
     ``gone(index)`` is ``AgentCluster.gone``; ``noun`` is the cluster's term for an agent's process.
+    ``shutdown``: see ``AgentPulse``.
     """
 
     def __init__(
-        self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str
+        self,
+        store: StoreServer,
+        slots: Sequence[Slot],
+        count: int,
+        gone: Gone,
+        noun: str,
+        shutdown: float = 0.0,
     ) -> None:
         self.agents: dict[int, AgentInfo] = {}
         self.lost: list[int] = []
+        self.pulse = AgentPulse(shutdown)
         self.workers = [RemoteWorker(slot, self) for slot in slots]
         self._others: list[RemoteWorker] = []  # processes other than ranks
         self._store = store
@@ -177,6 +187,9 @@ class AgentRegistry:
     def _hear(self, index: int, verb: str, value: Value) -> None:
         if not 0 <= index < self._count:
             raise ValueError(f"agent number out of range: there are {self._count} agents")
+        self.pulse.hear(index, time.monotonic())
+        if verb == "beat":
+            return
         if verb == "hello":
             facts = parsed(value)
             self.agents[index] = AgentInfo(
@@ -221,6 +234,11 @@ class AgentRegistry:
         if worker.agent is None or worker.code is not None or worker.gone:
             return
         why, now = self._gone(worker.agent), time.monotonic()
+        seconds = self.pulse.look(worker.agent, now)
+        if why is None and seconds >= BEAT:
+            why = self._listen_for(worker.agent, seconds)
+            if why is not None:
+                worker.lost_at = worker.lost_at or now
         if (
             why is not None
             and now > self._gone_since.setdefault(worker.agent, now) + WHY
@@ -239,6 +257,25 @@ class AgentRegistry:
         )
         self._fail(
             worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}"
+        )
+
+    def _listen_for(self, index: int, seconds: float) -> str | None:
+        """Report an agent that has been silent for so long. Return why it is lost, if it is."""
+        ranks = [worker for worker in self._of[index] if not worker.serves]
+        has_ended = all(worker.reported for worker in ranks)
+        is_lost = self.pulse.is_lost(seconds, has_ended=has_ended)
+        why = self._suspended(index, seconds)
+        if self.pulse.has_to_report(index, seconds) or (is_lost and has_ended):
+            logger.warning("%s", why)
+        return why if is_lost else None
+
+    def _suspended(self, index: int, seconds: float) -> str:
+        ranks = [worker.slot.rank for worker in self._of[index] if not worker.serves]
+        agent = self.agents[index]
+        return (
+            f"the agent on {agent.host} (process {agent.pid}) has not answered for {seconds:.0f} s:"
+            " it is suspended (SIGSTOP, a debugger), or its host swaps or waits for a disk. Until"
+            f" it goes on, the output and the end of {ranks_named(ranks)} do not arrive"
         )
 
     def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:

@@ -65,7 +65,8 @@ def main() -> int:
         return 1
     wanted = instructions["wanted"]
     need = any(boot["digest"](name) != digest for name, digest in wanted.items())
-    say(need=need, python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    say(need=need, python=version, pid=os.getpid())
     archive = frame() if need else b""
     folder, odd = boot["provide"](archive, wanted, boot["cache"]())
     if folder:

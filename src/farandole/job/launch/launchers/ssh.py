@@ -20,7 +20,7 @@ from farandole.errors import SettingsError, counted
 from farandole.job.config import Placement, Settings
 from farandole.job.launch import launcher_env
 from farandole.job.launch.contract import JobRequest
-from farandole.job.launch.openssh import CONNECT, SshSession, command, failures, program
+from farandole.job.launch.openssh import CONNECT, SSH, SshSession, command, failures, program
 from farandole.job.launch.plan import parse_hosts, places, plan
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, is_here, joined, split
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Seconds after which ssh has given up on unreachable hosts, and all failures are reported.
 SETTLE = CONNECT + 2.0
+KILL = CONNECT + 2.0  # seconds for killing suspended agents by another login
 # Variables of the driver about its own machine, user or terminal. Ranks inherit all others, as with
 # Horovod.
 OWN = {
@@ -159,17 +160,51 @@ class SshSessions:
         # The other sessions have been reported already.
         alive = [session for session in self._sessions if session.ended() is None]
         left = [
-            session.host
+            session
             for session in self._sessions
             if not session.close(deadline) and session in alive
         ]
         # on this host, it has been killed
-        if stuck := [host for host in left if not is_here(_name(host))]:
+        left = [session for session in left if not is_here(_name(session.host))]
+        if stuck := kill_there(left, self._settings):
             logger.warning(
                 "%s: the job did not stop there on request: its processes are suspended (SIGSTOP,"
                 " a debugger, swap). Resume them, or end them by hand",
                 ", ".join(stuck),
             )
+
+
+def kill_there(sessions: Sequence[SshSession], settings: Settings) -> list[str]:
+    """Kill the agents of these sessions, which are suspended: their reapers then end the ranks.
+    Return the hosts where that was not possible.
+    """
+    import subprocess  # imported here because jobs that end in order do not need it
+
+    killing = [
+        (
+            session.host,
+            subprocess.Popen(
+                command(session.host, settings, ["kill", "-KILL", str(session.pid)]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ),
+        )
+        for session in sessions
+        if session.pid
+    ]
+    stuck = [session.host for session in sessions if not session.pid]
+    deadline = time.monotonic() + KILL
+    for host, process in killing:
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if code == SSH or code < 0:  # otherwise the agent has been killed, or had ended
+            stuck.append(host)
+    return stuck
 
 
 def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
