@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from farandole.base.package import PYTHON
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.launch.driver import worker_command
 from farandole.job.launch.plan import plan
 from farandole.job.report import keys
+from farandole.job.report.outcome import Outcome
 from farandole.job.worker import _store_of_first, environment, identify
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreClient, StoreServer
@@ -115,6 +118,32 @@ def test_another_jobs_store() -> None:
         assert mentions(done.stderr, "rank 0")
     finally:
         store.close()
+
+
+def test_a_function_from_another_python_is_refused() -> None:
+    secret = new_secret()
+    store = StoreServer(secret)
+    job = {
+        "command": [],
+        "python": "3.9",
+        "elsewhere": False,
+        "port": 1,
+        "slots": [list(plan(None, 1)[0])],
+    }
+    store.set(keys.JOB, json.dumps(job).encode())
+    try:
+        done = run_worker(
+            FARANDOLE_STORE=store.address,
+            FARANDOLE_SECRET=secret,
+            FARANDOLE_LAUNCHER="local",
+            FARANDOLE_RANK="0",
+            FARANDOLE_LOCAL_RANK="0",
+        )
+        outcome = Outcome.from_bytes(store.get(keys.outcome(0)) or b"")
+    finally:
+        store.close()
+    assert done.returncode == 1
+    assert mentions(outcome.message, "Python 3.9", f"Python {PYTHON}", sys.executable)
 
 
 def test_starting_a_command_imports_nothing_heavy() -> None:

@@ -1,11 +1,14 @@
-"""The folder of this package, and whether a source file belongs to it."""
+"""The folder of this package, whether a source file belongs to it, and the version of Python."""
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Bytecode, and so a pickled function, is for one minor version.
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PARENT = os.path.dirname(FOLDER)
 _NAME = os.sep + os.path.basename(FOLDER) + os.sep
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole.base.host import cores
+from farandole.base.package import PYTHON
 from farandole.base.types import Slot
 from farandole.errors import (
     AuthenticationError,
@@ -83,6 +84,9 @@ def main() -> int:
     os.environ.pop(AGENT_STORE, None)
     if job["command"]:
         return _become(job["command"], client, rank)
+    if job["python"] != PYTHON:
+        _report(client, rank, _other_python(job["python"]))
+        return 1
     return _call(job, client, rank, settings.start_timeout)
 
 
@@ -203,6 +207,15 @@ def _not_found(program: str) -> str:
                 )
                 return f"the command {program!r} is a script whose interpreter is missing: {what}"
     return f"the command {program!r} was not found"
+
+
+def _other_python(driver: str) -> str:
+    return (
+        f"the function comes from Python {driver}, and this rank runs Python {PYTHON}"
+        f" ({sys.executable}), which cannot run the other's bytecode. Start the job with Python"
+        f" {PYTHON}, have Python {driver} at {sys.executable} on this host, or run a script"
+        " (farandole run python train.py)"
+    )
 
 
 def _report(client: StoreClient, rank: int, message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from farandole.base.types import Slot
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.launch.contract import JobRequest
-from farandole.job.launch.launchers.ssh import SshLauncher, SshSessions, _answer, environment
+from farandole.job.launch.launchers.ssh import SshLauncher, SshSessions, environment
 from farandole.job.plugins.registry import best
 from farandole.net.interfaces import Interface
 from tests.job.launch.test_driver import WARNED
@@ -473,18 +472,6 @@ def test_a_driver_whose_addresses_no_other_host_can_use(monkeypatch: pytest.Monk
     sessions = SshSessions([Slot(0, "gpu1", 0, 1, 0, 1, 1)], Settings())
     with pytest.raises(SettingsError, match=mentioning("address", "fe80::...")):
         sessions.address()
-
-
-def test_another_python_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "farandole"):
-        assert _answer("h1", {"need": False, "python": "3.9"}) is None
-        assert (
-            _answer("h1", {"need": False, "python": f"{sys.version_info[0]}.{sys.version_info[1]}"})
-            is None
-        )
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
-        f"h1 runs Python 3.9, the driver {sys.version_info[0]}.{sys.version_info[1]}"
-    ]
 
 
 def test_the_drivers_variables_go_along_but_those_of_its_machine() -> None:

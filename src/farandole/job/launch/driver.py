@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.base import log
 from farandole.base.log import logger
+from farandole.base.package import PYTHON
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError
 from farandole.job.config import Connection, Placement, Settings
@@ -171,6 +172,7 @@ def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
         "slots": places,
         "path": path,
         "elsewhere": elsewhere,
+        "python": PYTHON,
         "port": free_port(),
     }
     cell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None

@@ -48,6 +48,7 @@ FIRST = (
 )
 SPOKEN = f"{remote.MARK}{{".encode()  # prefix of each message from the program
 OnMessage = Callable[[Mapping[str, Any]], "bytes | None"]
+KILL = CONNECT + 2.0  # seconds for killing suspended programs by another login
 GRACE = 1.0  # seconds for a program to exit after its stdin closes
 TAIL = 4000  # characters of stderr to keep
 # Seconds, plus or minus half, before a dropped login is retried.
@@ -466,6 +467,37 @@ class SshSession:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def kill_suspended(sessions: Sequence[SshSession], settings: Settings) -> list[str]:
+    """Kill the agents of these sessions, which are suspended: their reapers then end the ranks.
+    Return the hosts where that was not possible.
+    """
+    killing = [
+        (
+            session.host,
+            subprocess.Popen(
+                command(session.host, settings, ["kill", "-KILL", str(session.pid)]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ),
+        )
+        for session in sessions
+        if session.pid
+    ]
+    stuck = [session.host for session in sessions if not session.pid]
+    deadline = time.monotonic() + KILL
+    for host, process in killing:
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if code == SSH or code < 0:  # otherwise the agent has been killed, or had ended
+            stuck.append(host)
+    return stuck
 
 
 def failures(why: Mapping[str, str]) -> str:

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.base.log import logger
@@ -20,7 +19,14 @@ from farandole.errors import SettingsError, counted
 from farandole.job.config import Placement, Settings
 from farandole.job.launch import launcher_env
 from farandole.job.launch.contract import JobRequest
-from farandole.job.launch.openssh import CONNECT, SSH, SshSession, command, failures, program
+from farandole.job.launch.openssh import (
+    CONNECT,
+    SshSession,
+    command,
+    failures,
+    kill_suspended,
+    program,
+)
 from farandole.job.launch.plan import parse_hosts, places, plan
 from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, is_here, joined, split
 
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
 
 # Seconds after which ssh has given up on unreachable hosts, and all failures are reported.
 SETTLE = CONNECT + 2.0
-KILL = CONNECT + 2.0  # seconds for killing suspended agents by another login
 # Variables of the driver about its own machine, user or terminal. Ranks inherit all others, as with
 # Horovod.
 OWN = {
@@ -135,7 +140,7 @@ class SshSessions:
                     host,
                     argv(host, self._settings),
                     {**first, "task": task},
-                    partial(_answer, host),
+                    _answer,
                 )
             )
 
@@ -166,7 +171,7 @@ class SshSessions:
         ]
         # on this host, it has been killed
         left = [session for session in left if not is_here(_name(session.host))]
-        if stuck := kill_there(left, self._settings):
+        if stuck := kill_suspended(left, self._settings):
             logger.warning(
                 "%s: the job did not stop there on request: its processes are suspended (SIGSTOP,"
                 " a debugger, swap). Resume them, or end them by hand",
@@ -174,48 +179,7 @@ class SshSessions:
             )
 
 
-def kill_there(sessions: Sequence[SshSession], settings: Settings) -> list[str]:
-    """Kill the agents of these sessions, which are suspended: their reapers then end the ranks.
-    Return the hosts where that was not possible.
-    """
-    import subprocess  # imported here because jobs that end in order do not need it
-
-    killing = [
-        (
-            session.host,
-            subprocess.Popen(
-                command(session.host, settings, ["kill", "-KILL", str(session.pid)]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            ),
-        )
-        for session in sessions
-        if session.pid
-    ]
-    stuck = [session.host for session in sessions if not session.pid]
-    deadline = time.monotonic() + KILL
-    for host, process in killing:
-        try:
-            code = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        if code == SSH or code < 0:  # otherwise the agent has been killed, or had ended
-            stuck.append(host)
-    return stuck
-
-
-def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
-    ours, there = f"{sys.version_info[0]}.{sys.version_info[1]}", facts.get("python", "")
-    if there not in ("", ours):
-        logger.warning(
-            "%s runs Python %s, the driver %s: functions and results may not unpickle there",
-            host,
-            there,
-            ours,
-        )
+def _answer(facts: Mapping[str, Any]) -> bytes | None:
     if not facts.get("need"):
         return None
     from farandole.job.launch.agents.bundle import archive
