@@ -67,6 +67,6 @@ def test_means_that_are_dropped_are_told(
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "100 steps with SGD" in line]
+    told = [line for line in done.stderr.splitlines() if "20 steps with SGD" in line]
     assert len(told) == bool(count), done.stderr
     assert not count or mentions(told[0], "hvd.allreduce", f"{count} gradient{'s' * (count > 1)}")

@@ -51,6 +51,7 @@ def train(
     do: Callable[[Any, Any], Any] = step_only,
     *,
     steps: int = SPOILT + 2,
+    spoilt: int = SPOILT,
     dtype: Any = None,
     **options: Any,
 ) -> None:
@@ -69,7 +70,7 @@ def train(
         rows = torch.randn(
             2, 4, generator=torch.Generator().manual_seed(10 * step + rank), dtype=dtype
         )
-        if step == SPOILT and rank == 1:
+        if step == spoilt and rank == 1:
             rows[0, 0] = float("nan")
         optimizer.zero_grad()
         (model[:3](rows) + model[3](rows)).square().mean().backward()
@@ -94,6 +95,15 @@ def test_the_rank_and_the_step_are_named() -> None:
         assert len(texts) == 1
         assert "gradient of 'bias." in texts[0]
         assert mentions(texts[0], f"step {SPOILT}", "NaN")
+
+
+def test_the_first_step_is_named_too() -> None:
+    def at_once(rank: int) -> None:
+        train(rank, spoilt=1)
+
+    quiet, told = heard(2, at_once, partial(train, spoilt=1, dtype=torch.bfloat16))
+    assert quiet == [[], []]
+    assert all(len(texts) == 1 and mentions(texts[0], "step 1", "NaN") for texts in told), told
 
 
 def test_what_a_program_sees_to_is_not_told() -> None:

@@ -76,19 +76,19 @@ BYPASSED_STEP = FindingKind(
 )
 UNWRAPPED_OPTIMIZER = FindingKind(
     "FAR012",
-    "training that exchanges nothing (PyTorch: 100 steps; Keras: an epoch of `fit`)",
+    "20 steps that exchange nothing (PyTorch, MXNet, `fit` of Keras), or a shorter training",
     "The optimizer was not wrapped, so each rank trains its own model.",
     "Wrap the optimizer: `hvd.DistributedOptimizer(optimizer)`.",
 )
 UNWRAPPED_SECOND_OPTIMIZER = FindingKind(
     "FAR013",
-    "different weights after 100 steps of a plain optimizer next to a distributed one (PyTorch)",
+    "different weights after 20 steps of a plain optimizer next to a distributed one (PyTorch)",
     "One of two optimizers was not wrapped (in a GAN, for example).",
     "Wrap the other optimizer too.",
 )
 DISCARDED_RESULTS = FindingKind(
     "FAR014",
-    "different weights after 100 steps although gradients went through `hvd.allreduce` (PyTorch)",
+    "different weights after 20 steps although gradients went through `hvd.allreduce` (PyTorch)",
     "`hvd.allreduce` returns the mean as a new tensor, which the program dropped.",
     "Write `p.grad = hvd.allreduce(p.grad)`, or use `hvd.allreduce_(p.grad)`.",
 )

@@ -21,6 +21,15 @@ from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job import context
 
 MOMENT = 2.0  # seconds for other ranks to finish their first epoch
+STEPS = 20  # this many steps without an exchange are training
+# Elements of an exchange that may be a gradient. Metrics are smaller, and so are the gradients of
+# small models.
+_GRADIENT_SIZE = 64
+
+
+def enough_for_gradients(parameters: int) -> float:
+    """Return the size of an exchange that may be a gradient of a model with so many parameters."""
+    return min(_GRADIENT_SIZE, parameters / 10)
 
 
 def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list[int] | None:

@@ -10,22 +10,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole.base.contracts import Observer
 from farandole.base.digests import combined
-from farandole.checks.agreement import ReplicaComparison
 from farandole.checks.reporting import warn_once
-from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
 from farandole.core.api.objects import allgather_object, broadcast_object
-from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import training_progress
 from farandole.keras import metrics
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
-from farandole.keras.checks import CURES, KerasReplica, uneven_steps
+from farandole.keras.checks import uneven_steps
 from farandole.keras.files import Unsaved
+from farandole.keras.no_exchange import NoExchange
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
-from farandole.keras.reducer import counter, name_of
+from farandole.keras.reducer import counter
 from farandole.keras.values import allreduce
 from farandole.keras.weights import (
     accumulated,
@@ -54,25 +51,7 @@ class Training:
             each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)
         ]
         self.steps = 0  # of this rank at the start of the epoch
-        self._agreement: ReplicaComparison | None = None
         self._seen: list[int] | None = None  # digests of the weights at the end of the last epoch
-
-    def agreement(self, optimizer: Any, variables: list[Any]) -> ReplicaComparison:
-        """Return the agreement in which ranks compare weights when no gradients are exchanged."""
-        if self._agreement is None:
-            engine = context.engine(self.process_set)
-            cause = (
-                f"{type(optimizer).__name__} does not exchange gradients. Compile with"
-                " hvd.DistributedOptimizer(optimizer)"
-            )
-            names = [name_of(variable) for variable in variables]
-            replica = KerasReplica(
-                optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True
-            )
-            self._agreement = ReplicaComparison(
-                replica, engine, f"keras.fit.{engine.numbers.next()}"
-            )
-        return self._agreement
 
     def local(self, model: Any) -> list[Any]:
         """Return the variables of ``model`` that stay local to each rank, by the callback or the
@@ -205,36 +184,27 @@ class AfterUserCallbacks(SynchronizingCallback):
         self.training.ended(self.model)
 
 
-class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
-    """Warn when ranks exchanged nothing in the first epoch and no optimizer connects them."""
+class NoExchangeWarning(keras.callbacks.Callback):  # type: ignore[misc]
+    """Warn when ranks train with a plain optimizer and exchange no gradients."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._looking = False
-        self._seen = False
-
-    def started(self, *args: Any, **kwargs: Any) -> None:
-        self._seen = True
+        self._watch = NoExchange(
+            lambda model: combined(digests(model.trainable_weights)),
+            lambda model: model.count_params() if model.built else 0,
+        )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        context.engine().observers.add(self)
-        self._looking = True
+        self._watch.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._watch.step_ended(lambda: self.model)  # Keras on JAX moves weights into the model
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._looking and not self._seen and not context.exchange_counts().skipped:  # warn once
-            name = type(self._model.optimizer).__name__
-            found = stored_digests(combined(digests(self._model.trainable_weights)), MOMENT)
-            cure = "compile with hvd.DistributedOptimizer(optimizer)"
-            report_unwrapped(f"model.fit ran an epoch with {name}", found, cure)
-        self._stop()
+        self._watch.epoch_ended(lambda: self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._looking:
-            self._looking = False
-            context.engine().observers.remove(self)
+        self._watch.end()
 
 
 # Work of ranks at the end of an epoch.
@@ -318,5 +288,3 @@ def _compare(model: Any, training: Training) -> None:
     ]
     for optimizer, reducer in reducers_of(model)[:1]:
         reducer.compare(optimizer, variables)
-        return
-    training.agreement(model.optimizer, variables).compare()

@@ -116,7 +116,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     with written_once(users, paths, process_set.rank()) as silent:
         training = Training(process_set, silent, broadcast)
         first = [BeforeUserCallbacks(training), *([] if own_broadcast else [broadcast])]
-        around(bound, callbacks, first, [AfterUserCallbacks(training)])
+        last: list[Any] = [AfterUserCallbacks(training)]
+        if gradients is None:
+            last.append(NoExchangeWarning())
+        around(bound, callbacks, first, last)
         metrics.pooled_by_fit.add(id(self))
         try:
             # including exceptions that a signal handler raised within a step of JAX

@@ -28,6 +28,11 @@ _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
 _INFINITE = np.uint16(0x7F80)  # exponent bits of bfloat16, all set in NaN and infinities only
 
 
+def _finite(seen: Array) -> Array:
+    """Return whether each number, of bfloat16 in memory of uint16, is finite."""
+    return (seen & _INFINITE) != _INFINITE if seen.dtype == np.uint16 else np.isfinite(seen)
+
+
 class Gradient(Protocol):
     """The gradient of one parameter, as its framework represents it."""
 
@@ -133,7 +138,7 @@ class Bucket:
 
     def first_nonfinite(self) -> int | None:
         """Return the slot of a gradient of this rank whose first element is NaN or infinite, or
-        None. Only contiguous buckets check.
+        None. Contiguous buckets check in every step, others in their first.
         """
         return None
 
@@ -197,8 +202,7 @@ class ContiguousBucket(Bucket):
         self._flags.fill(self._one)
 
     def first_nonfinite(self) -> int | None:
-        seen = self._flat[self._starts]
-        finite = (seen & _INFINITE) != _INFINITE if seen.dtype == np.uint16 else np.isfinite(seen)
+        finite = _finite(self._flat[self._starts])
         return None if finite.all() else self._heads[finite.argmin()]
 
     def _take(self, slot: int, gradient: Any) -> None:
@@ -243,6 +247,7 @@ class GroupedBucket(Bucket):
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
         self._again = False  # as the bucket was launched
+        self._checked = False  # whether gradients were checked for NaN and infinities
 
     def open(self) -> None:
         super().open()
@@ -252,6 +257,16 @@ class GroupedBucket(Bucket):
         self._buffers[slot] = self.gradients[slot].pack(gradient)
         if gradient is None:
             self._flags[slot] = 0
+
+    def first_nonfinite(self) -> int | None:
+        if self._checked:
+            return None
+        self._checked = True
+        for slot, buffer in enumerate(self._buffers):
+            first = buffer.data[:1] if buffer is not None and buffer.device == "CPU" else None
+            if first is not None and not _finite(first).all():
+                return slot
+        return None
 
     def _entries(self, again: GradientOptions | None) -> Sequence[Entry]:
         self._again = again is not None

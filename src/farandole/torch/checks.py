@@ -19,7 +19,9 @@ from farandole.checks.replicas import FROZEN, KIND, Cures
 from farandole.checks.reporting import report, report_own
 from farandole.checks.unwrapped_optimizer import (
     MOMENT,
+    STEPS,
     discarded_results,
+    enough_for_gradients,
     report_unwrapped,
     stored_digests,
     unwrapped_second,
@@ -220,10 +222,8 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-STEPS = 100  # this many steps without an exchange are training
-# Elements of an exchange that may be a gradient. Metrics are smaller, and so are the gradients of
-# small models.
-_GRADIENT_SIZE = 64
+_EARLY = 2  # more than a program takes to try a step
+_AGAIN = 5  # steps until rank 0 looks again for the digests of other ranks
 _WATCHED = 32  # optimizers; some programs create short-lived ones
 
 distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
@@ -238,6 +238,7 @@ class UnwrappedWatch:
         self._engine = weakref.ref(engine)
         self._number = number
         self._digest = 0
+        self._early = 0  # the digest of a job that may end before ``STEPS`` steps
         self._kind = ""
         self._enough = 0.0
         # identifies the optimizer to other ranks; empty for the first one if none is distributed
@@ -253,16 +254,27 @@ class UnwrappedWatch:
         if not self._next:
             return
         self._count += 1
-        if self._count == STEPS - 1:
+        if self._count == _EARLY:
+            self._look_early(optimizer)
+        elif self._count == STEPS - 1:
             _record_reduced()
         if self._count == self._next:
-            self._next *= 2
+            # other ranks may be later
+            self._next += max(_AGAIN, self._next - STEPS)
             self._look(optimizer)
+
+    def _look_early(self, optimizer: Any) -> None:
+        """Take the digest that ``at_exit`` compares if the program ends soon."""
+        if not self._number and not len(distributed):
+            parameters = _parameters_of(optimizer)
+            self._kind = type(optimizer).__name__
+            self._enough = enough_for_gradients(sum(each.numel() for each in parameters))
+            self._early = combined(digests(parameters))
 
     def _look(self, optimizer: Any) -> None:
         parameters = _parameters_of(optimizer)
         numbers = sum(parameter.numel() for parameter in parameters)
-        self._enough = min(_GRADIENT_SIZE, numbers / 10)
+        self._enough = enough_for_gradients(numbers)
         if not self._digest:
             self._discarded = _count_discarded(parameters)
             self._kind = type(optimizer).__name__
@@ -305,7 +317,7 @@ class UnwrappedWatch:
             self._report(found)
 
     def _report(self, found: Sequence[int]) -> None:
-        what = f"every rank took {STEPS} steps with {self._kind}"
+        what = f"every rank took {min(self._count, STEPS)} steps with {self._kind}"
         cure = (
             f"broadcast the parameters ({CURES.broadcast}) and wrap the optimizer:"
             " hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()). If"
@@ -327,6 +339,7 @@ class UnwrappedWatch:
         the step since.
         """
         engine = self._engine()
+        self._digest = self._digest or (0 if len(distributed) else self._early)
         if (
             self._digest
             and self._next

@@ -34,13 +34,6 @@ def test_what_is_wrong_is_said(backend: str) -> None:
         fit("fine", wrap(SGD(0.1)), mine, theirs)
         fit("plain", SGD(0.1), mine, theirs)
         fit("plain again", SGD(0.1), mine, theirs)
-        fit(
-            "plain with callback",
-            SGD(0.1),
-            mine,
-            theirs,
-            callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
-        )
         fit("same arrays", wrap(SGD(0.1)), x, y)
         fit("epochs", wrap(SGD(0.1)), mine, theirs, epochs=1 + rank)
         fit("shards", wrap(SGD(0.1), shard=True), x, y)
@@ -71,9 +64,6 @@ def test_what_is_wrong_is_said(backend: str) -> None:
     zero, one = on(backend, 2, train)
     says = {
         "plain": ("exchanged nothing, so the 2 ranks of this job train 2 separate models"),
-        "plain with callback": (
-            "SGD does not exchange gradients. Compile with hvd.DistributedOptimizer"
-        ),
         "same arrays": "passed the same arrays",
         "shards of shards": ("the ranks passed different arrays, but with shard=True"),
         "same batches": "computed the same gradients",
@@ -240,3 +230,39 @@ def test_errors_of_a_step_on_jax_are_what_they_are(interrupt: bool) -> None:
         return "nothing"
 
     assert on("jax", 2, train)[0] == ("KeyboardInterrupt" if interrupt else "TimeIsOver")
+
+
+@pytest.mark.parametrize("callback", [True, False])
+def test_a_plain_optimizer_is_found_at_20_steps(callback: bool) -> None:
+    def train(rank: int) -> list[str]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(64)
+        model = p.dense(0)
+        model.compile(keras.optimizers.SGD(0.1), p.loss())
+        heard: list[str] = []
+
+        class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+                if batch == 30:
+                    heard.extend(said)
+
+        own = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if callback else []
+        with p.said() as said:
+            model.fit(
+                x[rank::2],
+                y[rank::2],
+                batch_size=1,
+                verbose=0,
+                shuffle=False,
+                callbacks=[*own, Stop()],
+            )
+        return heard
+
+    zero, one = on(QUICK, 2, train)
+    assert one == []
+    assert len(zero) == 1
+    assert mentions(zero[0], "20 steps", "SGD", "FAR012"), zero

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from tests.keras.tf_keras.models import BATCH, OPTIMIZERS, data, make
-from tests.kits.messages import mentioning
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 pytest.importorskip("tf_keras", reason="tf_keras is not installed")
@@ -309,3 +309,24 @@ def test_callbacks_of_elastic_jobs() -> None:
         return seen, state.epoch, state.batch
 
     assert job(2, body) == [([(3, 6), (4, 0)], 4, 0)] * 2
+
+
+@pytest.mark.parametrize("callback", [True, False])
+def test_a_plain_optimizer_is_found_after_an_epoch(callback: bool) -> None:
+    def body(rank: int) -> list[str]:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+        from tests.keras.programs import said
+
+        model = make(0)
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+        own = [BroadcastGlobalVariablesCallback(0)] if callback else []
+        with said() as messages:
+            model.fit(*data(rank, 2), batch_size=BATCH // 2, verbose=0, callbacks=own)
+        return messages
+
+    zero, one = job(2, body)
+    assert one == []
+    assert len(zero) == 1
+    assert mentions(zero[0], "SGD", "2", "FAR012"), zero

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras
 
 from farandole.base.digests import combined
-from farandole.checks.unwrapped_optimizer import MOMENT, report_unwrapped, stored_digests
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.keras.adapted import watch
@@ -18,6 +20,7 @@ from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import make_functions, renew_in
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
+from farandole.keras.no_exchange import NoExchange
 from farandole.keras.tf_keras import backup
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
@@ -30,6 +33,7 @@ from farandole.keras.tf_keras.optimizer import (
     local_layers_of,
     local_of,
     optimizers_of,
+    state_of,
 )
 from farandole.keras.tf_keras.slots import (
     make_slots,
@@ -94,16 +98,6 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         for optimizer in optimizers_of(self.model):
             if hasattr(optimizer, "end_of_epoch"):
                 optimizer.end_of_epoch()
-        trained = self.model.trainable_variables
-        if (
-            trained
-            and readable()
-            and context.exchanges_no_gradients()
-            and context.settings().check != "off"
-        ):
-            what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
-            found = stored_digests(combined(digests_of(trained)), MOMENT)
-            report_unwrapped(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
 
     def on_train_end(self, logs: Any = None) -> None:
         average_weights(self.model, self._local)
@@ -205,4 +199,49 @@ class BestModelCheckpoint(Best, tf_keras.callbacks.ModelCheckpoint):  # type: ig
     __doc__ = Best.__doc__
 
 
-watch(tf_keras.layers)
+class NoExchangeWarning(tf_keras.callbacks.Callback):  # type: ignore[misc]
+    """Warn when ranks train with a plain optimizer and exchange no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watch = NoExchange(
+            lambda model: combined(digests_of(model.trainable_variables)),
+            lambda model: model.count_params() if model.built else 0,
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._watch.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._watch.step_ended(lambda: self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._watch.epoch_ended(lambda: self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._watch.end()
+
+
+def _install() -> None:
+    """Wrap ``fit``, to watch training with a plain optimizer, and the methods that adapt layers."""
+    original = tf_keras.Model.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (context.takes_part() and context.size() > 1 and readable()):
+            return original(self, *args, **kwargs)
+        if any(state_of(optimizer) is not None for optimizer in optimizers_of(self)):
+            return original(self, *args, **kwargs)
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+            return original(self, *args, **kwargs)
+        given = tf.nest.flatten(callbacks) if callbacks else []
+        bound.arguments["callbacks"] = [*given, NoExchangeWarning()]
+        return original(*bound.args, **bound.kwargs)
+
+    tf_keras.Model.fit = fit
+    watch(tf_keras.layers)
+
+
+_install()
