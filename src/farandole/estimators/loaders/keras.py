@@ -64,7 +64,7 @@ class Packed(NamedTuple):
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
     """Pack a model, without its optimizer, loss and metrics, and the custom objects it needs: the
-    program's own, ``custom``, and those of the caller's ``custom_object_scope``.
+    program's own, ``custom``, and the objects of the caller's ``custom_object_scope``.
 
     Raises SettingsError for a model that cannot be saved.
     """

@@ -69,7 +69,7 @@ def check_name(name: Any, what: str) -> str:
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield parameters by name; those of nested mappings as ``outer.inner``.
+    """Yield parameters by name; parameters in nested mappings as ``outer.inner``.
 
     Raises TypeError if ``values`` is no mapping.
     """

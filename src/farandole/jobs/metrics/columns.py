@@ -51,7 +51,7 @@ class MetricColumn:
 
 @dataclass
 class ColumnsIndex:
-    """How much is converted. ``token`` begins the names of the files."""
+    """The progress of the conversion. ``token`` begins the names of the files."""
 
     token: str
     head: str = ""
