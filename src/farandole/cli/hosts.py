@@ -119,7 +119,8 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
                 pairs[f"{next(host for host, other in turn if other == peer)} {peer}"] = answer[
                     "measured"
                 ]
-        return {"hosts": {host: answers[host]["facts"] for host in hosts}, "pairs": pairs}
+        order = {f"{a} {b}": pairs[f"{a} {b}"] for a in hosts for b in hosts if f"{a} {b}" in pairs}
+        return {"hosts": {host: answers[host]["facts"] for host in hosts}, "pairs": order}
     finally:
         for session in sessions.values():
             session.close(0.0)

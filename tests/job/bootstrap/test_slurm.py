@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from farandole.job.bootstrap import slurm
 from farandole.job.config import Placement
 from tests.job.bootstrap import tools
 from tests.kits import slurm as kit
-from tests.kits.messages import mentioning
+from tests.kits.messages import mentioning, mentions
 
 
 @pytest.mark.slow
@@ -48,6 +49,18 @@ def test_a_pmi_step_needs_no_file_and_ends_with_a_failed_task(
     done = slurm_cluster.run(command, HOME=str(tmp_path))
     tools.check_failure(done)
     assert "farandole: rank 1 on n1 failed" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pmi_step_names_the_ranks_that_are_late(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
+    late = "import os, time; os.environ['SLURM_PROCID'] == '1' and time.sleep(20)"
+    code = f"{late}; import farandole.numpy as hvd; hvd.init()"
+    command = ["srun", "--mpi=pmi2", "-N1", "-n2", "--kill-on-bad-exit=1", sys.executable, "-c"]
+    done = slurm_cluster.run([*command, code], HOME=str(tmp_path), FARANDOLE_START_TIMEOUT="3")
+    assert done.returncode != 0
+    assert mentions(done.stderr, "RendezvousError", "rank 1", "init()")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -238,6 +239,17 @@ def test_ranks_whose_settings_do_not_go_together_say_so(
     monkeypatch.setattr(wiring, "connect", told)
     with pytest.raises(SettingsError, match=mentioning("rank 0", says)):
         run(2, monkeypatch)
+
+
+def test_tcp_where_shared_memory_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    assert run(2, monkeypatch) == [("LinkTransport", 3.0)] * 2
+    assert mentions(caplog.text, "rank 0", "memfd_create", "--transport")
 
 
 def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,18 @@ def test_hosts_that_fall_silent_together() -> None:
     assert after.startswith("Rank 3 ")
 
 
+def test_two_ranks_of_a_lost_host() -> None:
+    said = f"its host was lost: {SILENT}"
+    events = [
+        Event(0, outcome=Outcome(status="error", message=said)),
+        Event(1, outcome=Outcome(status="victim", message=said)),
+    ]
+    verdict = explain(events, ["alpha", "alpha"])
+    assert verdict is not None
+    assert mentions(verdict.message, "Rank 1 on alpha")
+    assert "switch" not in verdict.message
+
+
 class TestExplain:
     def test_nothing_happened(self) -> None:
         assert explain([], HOSTS) is None

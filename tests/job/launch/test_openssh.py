@@ -136,7 +136,8 @@ SAID = [
         ),
         "ProxyCommand) failed: channel 0: open failed: connect failed: Name or service not known",
     ),
-    ("something new", "ssh failed: something new"),
+    ("ssh: something new", "ssh failed: ssh: something new"),
+    ("module: loading cuda", "ssh ended; the host's last line: module: loading cuda"),
     ("", "it closed the connection"),
 ]
 

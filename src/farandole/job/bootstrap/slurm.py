@@ -28,6 +28,7 @@ CURE = (
     " farandole run --launcher slurm"
 )
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
+_MARKS = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 DAEMON = "slurmstepd"
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -59,7 +60,7 @@ class SlurmBootstrap:
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         here = [int(rank) for rank in env.get("SLURM_GTIDS", "").split(",") if rank.isdecimal()]
-        return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), (DAEMON,))
+        return Siblings(env, here, _WHO[0], _MARKS, (DAEMON,))
 
     def starter(self, env: Mapping[str, str]) -> int:
         return Siblings({}, (0,), "", (), (DAEMON,)).daemon
@@ -68,8 +69,14 @@ class SlurmBootstrap:
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
     ) -> str:
         if PMI in os.environ:
-            from farandole.job.bootstrap import pmi
+            from farandole.job.bootstrap import local_barrier, pmi
 
+            # PMI does not tell which ranks are missing.
+            number = _WHO[0] if local_barrier.is_only_host(placement) else _WHO[2]
+            here = range(placement.local_size)
+            local_barrier.wait(
+                placement, timeout, Siblings(os.environ, here, number, _MARKS, (DAEMON,))
+            )
             return pmi.broadcast(placement, text, timeout, siblings)
         path = meeting_point(os.environ)
         if placement.rank == 0:

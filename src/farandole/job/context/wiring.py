@@ -171,12 +171,27 @@ def connect(
         return wiring.wire(settings.transport, scope, range(size))
     rendezvous = wiring.rendezvous()
     peers = rendezvous.found()
-    reached = wiring.share("near", json.dumps(sorted([rank, *peers])))
+    near = [rank, *peers] if _has_shared_memory(placement) else [rank]
+    reached = wiring.share("near", json.dumps(sorted(near)))
     hosts = group([json.loads(text) for text in reached])
     logger.info("rank %d: %s", rank, reason(hosts, rendezvous.trouble))
     if len(hosts) == 1:
         return shm.join(rank, size, connection.secret, scope, peers, patience=patience)
     return wiring.join_hosts(hosts, peers)
+
+
+def _has_shared_memory(placement: Placement) -> bool:
+    """Return whether this rank may use shared memory; warn on one rank of each host if not."""
+    if shm.is_available():
+        return True
+    if placement.local_rank == 0:
+        logger.warning(
+            "rank %d: shared memory is forbidden here (memfd_create), so ranks of this host"
+            " exchange data by TCP, which is slower. Allow memfd_create in the sandbox (seccomp);"
+            " --transport tcp hides this line",
+            placement.rank,
+        )
+    return False
 
 
 def shared_settings(settings: Settings) -> str:

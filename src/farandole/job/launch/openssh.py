@@ -50,6 +50,12 @@ SPOKEN = f"{remote.MARK}{{".encode()  # prefix of each message from the program
 OnMessage = Callable[[Mapping[str, Any]], "bytes | None"]
 KILL = CONNECT + 2.0  # seconds for killing suspended programs by another login
 GRACE = 1.0  # seconds for a program to exit after its stdin closes
+# How ssh's own messages begin.
+OWN = (
+    r"ssh|kex_|client_loop|Connection |Connecting |Received |Disconnect|Timeout|packet_|channel "
+    r"|Bad |command-line|Could not|Host key|Permission|Write failed|banner|mux|no such identity"
+    r"|Load key|Unable to|Too many|getsockname|Warning|/.*: "
+)
 TAIL = 4000  # characters of stderr to keep
 # Seconds, plus or minus half, before a dropped login is retried.
 AGAIN = (0.5, 1.0, 2.0)
@@ -223,7 +229,11 @@ def reason(host: str, code: int, output: str) -> str:
             " (StdinNull, ssh -n)"
         )
     last = lines[-1] if lines else "no output"
-    return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
+    if code != SSH:
+        return f"its program ended with status {code}: {last}"
+    own = [line for line in lines if re.match(OWN, line)]
+    # otherwise a startup file of the shell wrote the lines ("module: loading cuda")
+    return f"ssh failed: {own[-1]}" if own else f"ssh ended; the host's last line: {last}"
 
 
 def _not_found(last: str) -> str:
@@ -387,6 +397,8 @@ class SshSession:
             )
             if not mark:
                 continue
+            if not self._begun:
+                self._output = ""  # of startup files, which says nothing about later failures
             self._begun = True
             with contextlib.suppress(ValueError):
                 facts = json.loads(b"{" + message)
@@ -452,9 +464,9 @@ class SshSession:
                 self._process.wait(seconds)
             with contextlib.suppress(OSError):
                 self._process.stdin.close()  # type: ignore[union-attr]
-        # SSH: the session's status is unknown, because sshd no longer responds
-        stuck = self._process.poll() in (None, SSH)
-        if self._process.poll() is None:
+        # If the connection has broken, the program's stdin closes, and it ends.
+        stuck = self._process.poll() is None
+        if stuck:
             self._process.kill()
             self._process.wait()
         for thread in self._threads:

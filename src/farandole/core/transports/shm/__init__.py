@@ -9,6 +9,7 @@ through flags in it (``segment``, ``futex``, ``board``). Ordinary tensors go thr
 from __future__ import annotations
 
 from farandole.base.contracts import End
+from farandole.core.transports.shm.memory import is_available
 from farandole.core.transports.shm.rendezvous import ShmRendezvous
 from farandole.core.transports.shm.segment import SMALL
 from farandole.core.transports.shm.transport import ShmTransport, connect, join
@@ -19,4 +20,4 @@ def wire(end: End) -> ShmTransport:
     return connect(end.rank, end.size, end.secret, end.scope, end.timeout, names=end.names)
 
 
-__all__ = ["SMALL", "ShmRendezvous", "ShmTransport", "connect", "join", "wire"]
+__all__ = ["SMALL", "ShmRendezvous", "ShmTransport", "connect", "is_available", "join", "wire"]

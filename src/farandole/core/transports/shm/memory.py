@@ -16,6 +16,15 @@ PAGE = mmap.PAGESIZE
 NAME = "farandole"  # as shown in /proc/self/maps
 
 
+def is_available() -> bool:
+    """Return whether this process may create shared memory; a sandbox may forbid it."""
+    try:
+        os.close(os.memfd_create(NAME, os.MFD_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def create(nbytes: int) -> int:
     """Return a file descriptor of new shared memory.
 

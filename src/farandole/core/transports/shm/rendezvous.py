@@ -133,7 +133,8 @@ class ShmRendezvous:
                 return
             except (OSError, HorovodInternalError) as error:
                 sock.close()
-                self.trouble[peer] = str(error)
+                if not isinstance(error, ConnectionRefusedError):  # a rank of another host
+                    self.trouble[peer] = str(error)
                 # the peer will not come
                 absent = not timeout and isinstance(error, ConnectionRefusedError)
                 if absent or time.monotonic() > deadline:

@@ -151,9 +151,14 @@ def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list
     silent = [rank.rank for rank in victims if rank.host_silent and cause.host_silent]
     if silent:
         were = "was" if len(silent) == 1 else "were"
+        hosts = {facts.hosts[rank] for rank in (*silent, cause.rank)}
+        shared = (
+            ": check what the hosts share, such as a switch or the driver's network"
+            if len(hosts) > 1
+            else " with it"
+        )
         lines.append(
-            f"{subject(silent)} on {facts.places(silent)} {were} lost at the same time: check"
-            " what the hosts share, such as a switch or the driver's network."
+            f"{subject(silent)} on {facts.places(silent)} {were} lost at the same time{shared}."
         )
     followed = [rank.rank for rank in victims if not rank.caught and rank.rank not in silent]
     if followed:

@@ -13,7 +13,10 @@ _SIGNALS = {
     "SIGBUS": "bus error: shared memory was full, or a mapped file was truncated",
     "SIGILL": "illegal instruction: a library was built for a different CPU",
     "SIGFPE": "division by zero in native code",
-    "SIGTERM": "terminated from outside, by a scheduler or an administrator",
+    "SIGTERM": (
+        "terminated from outside: by a scheduler, an administrator, or because the process that"
+        " had started it was killed"
+    ),
     "SIGINT": "interrupted from outside",
     "SIGHUP": "its terminal was closed",
     "SIGPIPE": "wrote to a pipe or connection whose reader is gone",
