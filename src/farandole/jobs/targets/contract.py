@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from farandole.job.launch.contract import Launcher
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.spec import Resources, RunSpec
 
@@ -74,12 +75,12 @@ class Presence(NamedTuple):
 class Launch(NamedTuple):
     """The launch of the ranks by the runner: arguments of ``farandole.job.launch``.
 
-    - ``launcher``: The launcher's name.
+    - ``launcher``: The launcher, or its name.
     - ``hosts``: Hosts with slots, such as ``h1:2,h2:2``, or None.
     - ``settings``: Further settings of the job.
     """
 
-    launcher: str
+    launcher: str | Launcher
     hosts: str | None = None
     settings: Mapping[str, Any] = {}
 

@@ -1,0 +1,183 @@
+"""The target ``slurm``: a batch job whose first node executes the runner.
+
+The batch job outlives the login shell and the supervisor. The home of the runs must be on a file
+system that all nodes share.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from farandole.errors import RunError, SettingsError
+from farandole.job.runs.folder import RunFolder
+from farandole.job.runs.spec import Resources, RunSpec
+from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
+from farandole.jobs.targets.local import check_options
+
+QUESTION_SECONDS = 2.0  # the shortest time between two questions to Slurm's controller
+_TIMEOUT = 30.0
+_PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
+_PRESENT = ("RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
+# Ends without a fault of the program.
+_PREEMPTED = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")
+_FORMAT = "%i|%T|%r"
+
+
+class SlurmTarget:
+    """Batch jobs of Slurm. Options: ``partition``, ``account``, ``qos``, ``constraint``, ``time``
+    (a limit as sbatch has it) and ``extra`` (further options of sbatch in one text).
+    """
+
+    kind: ClassVar[str] = "slurm"
+    options: ClassVar[tuple[str, ...]] = (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "time",
+        "extra",
+    )
+
+    def __init__(self, spec: TargetSpec) -> None:
+        check_options(spec, self.options)
+        self._spec = spec
+        self._asked = 0.0
+        self._known: dict[str, Presence] = {}
+
+    def check(self, resources: Resources) -> None:
+        if shutil.which("sbatch") is None:
+            raise SettingsError(
+                f"the target {self._spec.name!r} needs Slurm's sbatch, which is not on the PATH;"
+                " submit on a login node of the cluster"
+            )
+        most = self._spec.max_nodes
+        if most and resources.nodes > most:
+            raise SettingsError(
+                f"the target {self._spec.name!r} has at most {most} nodes, and {resources.nodes}"
+                " are asked for; ask for fewer, or raise its max_nodes"
+            )
+
+    def capacity(self) -> Capacity | None:
+        return None  # Slurm has a queue of its own
+
+    def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
+        folder.folder("logs")
+        script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
+        words = ["sbatch", *self._request(folder)]
+        done = _run(words, env=env, script=script)
+        if done.returncode:
+            raise RunError(f"sbatch refuses the run: {_last_line(done.stderr)}")
+        number = done.stdout.strip().split(";")[0]
+        return Ticket(self._spec.name, {"job": number})
+
+    def _request(self, folder: RunFolder) -> list[str]:
+        """Return the options of sbatch for a run."""
+        spec = folder.spec()
+        need = spec.resources
+        words = [
+            "--parsable",
+            "--no-requeue",  # attempts are counted by Farandole
+            "--export=ALL",
+            f"--job-name={folder.run_id}",
+            f"--chdir={folder.path}",
+            f"--output={folder.file('logs', 'runner.txt')}",
+            "--open-mode=append",
+            f"--nodes={need.nodes}",
+            f"--ntasks-per-node={need.ranks_per_node}",
+            f"--cpus-per-task={max(1, math.ceil(need.cores))}",
+        ]
+        if need.memory:
+            megabytes = math.ceil(need.memory * need.ranks_per_node / (1 << 20))
+            words.append(f"--mem={megabytes}M")
+        if need.gpus:
+            words.append(f"--gpus-per-node={need.gpus * need.ranks_per_node}")
+        if spec.time_limit:
+            words.append(f"--time={math.ceil((spec.time_limit + spec.grace_seconds) / 60)}")
+        words += [
+            f"--{name}={self._spec.options[name]}"
+            for name in self.options[:-1]
+            if self._spec.options.get(name) and not (name == "time" and spec.time_limit)
+        ]
+        return words + shlex.split(str(self._spec.options.get("extra", "")))
+
+    def presence(self, tickets: Sequence[Ticket]) -> Sequence[Presence]:
+        jobs = [str(ticket.data["job"]) for ticket in tickets]
+        fresh = time.monotonic() - self._asked < QUESTION_SECONDS
+        if not fresh or not all(job in self._known for job in jobs):
+            self._ask(jobs)
+        return [self._known.get(job, Presence("present")) for job in jobs]
+
+    def _ask(self, jobs: Sequence[str]) -> None:
+        """Bring the presences of the jobs up to date. If Slurm does not answer, nothing changes."""
+        self._asked = time.monotonic()
+        try:
+            done = _run(
+                [
+                    "squeue",
+                    "--noheader",
+                    "--states=all",
+                    f"--format={_FORMAT}",
+                    f"--jobs={','.join(jobs)}",
+                ]
+            )
+        except RunError:
+            return
+        if done.returncode and "Invalid job id" not in done.stderr:
+            return
+        rows = parsed(done.stdout)
+        self._known = {job: rows.get(job, Presence("gone", "Slurm has ended it")) for job in jobs}
+
+    def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
+        job = str(ticket.data["job"])
+        pending = self._known.get(job, Presence("present")).state == "pending"
+        # The runner of a running job ends its ranks itself and keeps the time of grace.
+        signal = [] if pending else ["--batch", "--signal=TERM"]
+        _run(["scancel", *signal, job])
+
+    def launch(self, spec: RunSpec) -> Launch:
+        return Launch("slurm")
+
+
+def parsed(output: str) -> dict[str, Presence]:
+    """Return the presences of squeue's lines ``job|state|reason`` by job. Pure."""
+    found = {}
+    for line in output.splitlines():
+        job, state, reason = [*line.strip().split("|"), "", ""][:3]
+        if state in _PENDING:
+            found[job] = Presence("pending", reason)
+        elif state in _PRESENT:
+            found[job] = Presence("present")
+        elif job:
+            words = state.lower().replace("_", " ")
+            found[job] = Presence(
+                "gone", f"Slurm ended the job: {words}", preempted=state in _PREEMPTED
+            )
+    return found
+
+
+def _run(
+    words: Sequence[str], env: Mapping[str, str] | None = None, script: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of Slurm. Raises RunError if it does not exist or does not end."""
+    try:
+        return subprocess.run(
+            list(words),
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            env=None if env is None else dict(env),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"{words[0]} does not work: {error}") from error
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]
