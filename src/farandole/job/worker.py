@@ -29,7 +29,7 @@ from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
 from farandole.job.config.horovod import HOROVOD_FIXED
 from farandole.job.config.output_files import FILES, files
-from farandole.job.config.rank_variables import ORIGIN, PROCESS, STARTERS
+from farandole.job.config.rank_variables import ORIGIN, PROCESS, RUN_VARIABLE, STARTERS
 from farandole.job.config.torchrun import AGENT_STORE, torch_variables
 from farandole.job.plugins import registry
 from farandole.job.report import keys
@@ -67,7 +67,7 @@ def main() -> int:
     slots = [Slot(*fields) for fields in job["slots"]]
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
-    if "FARANDOLE_RUN_DIR" in os.environ:
+    if RUN_VARIABLE in os.environ:
         # imported here because most jobs leave no run
         from farandole.job.runs import node
 

@@ -64,7 +64,7 @@ def conclude(
     """
     end = AttemptEnd(cause, domain, progress(folder), exit_code)
     again, reason = False, ""
-    if state is RunState.FAILED:
+    if state is RunState.FAILED and not folder.submitted().get("tracked"):
         again, reason = decide(folder.spec().retries, [*history(folder), end])
     write_once(
         folder.file(f"attempt-{attempt}.json"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.node import NODE_RANKS_VARIABLE
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
-from farandole.jobs import attempts, environments, inputs, outputs, workplaces
+from farandole.jobs import attempts, environments, inputs, mirrors, outputs, workplaces
 from farandole.jobs.logs import RunLogs
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.wake import wake
@@ -63,6 +64,7 @@ class _Runner:
         self._attempt = attempt
         self._spec = folder.spec()
         self._stop = _StopWatch(folder, self._spec.time_limit)
+        self._mirrors: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> None:
         """Run the attempt and record its end."""
@@ -86,6 +88,8 @@ class _Runner:
             cause = f"{type(error).__name__}: {error}"
         self._stop.close()
         self._finish(state, cause, domain, code)
+        wake(self._home)
+        mirrors.wait(self._mirrors)
 
     def _finish(self, state: RunState, cause: str, domain: str, code: int | None) -> None:
         folder = self._folder
@@ -116,12 +120,14 @@ class _Runner:
         workplaces.prepare(folder, spec.resources.nodes)
         launch = load_target(self._home, spec.target).launch(spec)
         folder.change(RunState.STARTING)
+        settings = settings_for(
+            spec.variables,
+            {"grace_seconds": spec.grace_seconds, **spec.settings, **launch.settings},
+        )
+        self._mirrors = mirrors.start(folder, self._attempt, settings.mirror)
         job = Job(
             np=spec.resources.ranks,
-            settings=settings_for(
-                spec.variables,
-                {"grace_seconds": spec.grace_seconds, **spec.settings, **launch.settings},
-            ),
+            settings=settings,
             display=Display(
                 out=sys.stdout,
                 err=sys.stdout,

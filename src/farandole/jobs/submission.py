@@ -17,7 +17,7 @@ from farandole.job.report import pickling
 from farandole.job.runs.folder import RunFolder, make_private, write_json
 from farandole.job.runs.home import RunsHome, check_experiment
 from farandole.job.runs.spec import RunSpec
-from farandole.jobs import environ, environments, inputs, source_control, spool
+from farandole.jobs import environ, environments, inputs, mirrors, source_control, spool
 from farandole.jobs.snapshot import take
 from farandole.jobs.supervisor.wake import ensure_running
 from farandole.jobs.targets import load_target
@@ -81,6 +81,7 @@ def check(submission: Submission, home: RunsHome) -> None:
     load_target(home, spec.target).check(resources)
     environments.check(spec.environment, submission.source or submission.snapshot)
     inputs.check(spec.inputs, spec.command)
+    mirrors.names_of(str(spec.settings.get("mirror", "")))
 
 
 def _check_script(submission: Submission) -> None:
@@ -103,6 +104,23 @@ def _fill(folder: RunFolder, submission: Submission, home: RunsHome) -> None:
     if submission.call is not None:
         with open(folder.file("function.pkl"), "wb") as file:
             file.write(pickling.pack_call(submission.call))
+    write_request(folder, spec, home, source=submission.source, digest=digest)
+
+
+def write_request(
+    folder: RunFolder,
+    spec: RunSpec,
+    home: RunsHome,
+    *,
+    source: str,
+    digest: str = "",
+    tracked: bool = False,
+) -> None:
+    """Write ``spec.json`` and ``submitted.json`` of a run, and the changes of its source in git.
+
+    ``digest`` is the digest of the snapshot. ``tracked``: The job was not submitted, so no
+    supervisor may start it again.
+    """
     write_json(folder.file("spec.json"), spec.to_json())
     write_json(
         folder.file("submitted.json"),
@@ -113,8 +131,9 @@ def _fill(folder: RunFolder, submission: Submission, home: RunsHome) -> None:
             "host": socket.gethostname(),
             "python": sys.executable,
             "snapshot": digest,
+            "tracked": tracked,
             "versions": _versions(),
-            **source_control.facts(submission.source, folder.file("git.diff")),
+            **source_control.facts(source, folder.file("git.diff")),
         },
     )
 

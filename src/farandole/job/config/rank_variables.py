@@ -10,3 +10,5 @@ STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RU
 PROCESS = "FARANDOLE_PROCESS"
 # Set if a user sees the status of this rank's job.
 STATUS = "FARANDOLE_STATUS"
+# The folder of the run to which this process belongs.
+RUN_VARIABLE = "FARANDOLE_RUN_DIR"

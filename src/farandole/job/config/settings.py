@@ -11,7 +11,7 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 SWITCH = ("auto", "on", "off")
 SIZES = (1 << 10, 1 << 40)  # plausible message sizes, in bytes
 EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "stalled ranks"
-TIMELINE, AUTOTUNE, OTHER = "timeline", "autotune", "other"
+TIMELINE, AUTOTUNE, TRACKING, OTHER = "timeline", "autotune", "tracking", "other"
 
 
 class Settings(Variables):
@@ -237,6 +237,18 @@ class Settings(Variables):
         horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         group=AUTOTUNE,
         most=1.0,
+    )
+    track: bool = setting(
+        False,
+        "keep the job as a run: logs, metrics and cause of its end, for farandole runs and show",
+        flag="--track",
+        group=TRACKING,
+    )
+    mirror: str = setting(
+        "",
+        "copy the metrics of a run to other trackers as well: mlflow, tensorboard, trackio",
+        flag="--mirror",
+        group=TRACKING,
     )
     dynamic_process_sets: bool = setting(
         False,

@@ -31,7 +31,7 @@ class Display:
 
     - ``show_ranks``: The ranks whose output is shown; None shows all.
     - ``output_dir``: A folder that keeps all output.
-    - ``files``: Another place for all output, instead of ``output_dir``.
+    - ``files``: Another place for all output, besides ``output_dir``.
     - ``verbose``, ``quiet``: Report more events, or only errors.
     - ``say``: The stream for Farandole's own messages.
     - ``messages``: The stream for the messages of ``log_to_driver``.

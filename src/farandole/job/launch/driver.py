@@ -17,6 +17,7 @@ from farandole.errors import JobFailedError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.doubts import doubts
 from farandole.job.config.fields import variables
+from farandole.job.config.rank_variables import RUN_VARIABLE
 from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams
@@ -38,9 +39,17 @@ __all__ = ["Interrupted", "run"]
 def run(job: Job) -> list[Any]:
     """Run the job and return its function's results in rank order (none for a command).
 
-    Raises JobFailedError if the job fails (Interrupted if a signal ended it), or SettingsError if
-    it cannot start.
+    With the setting ``track``, the job leaves a run, unless it belongs to one already. Raises
+    JobFailedError if the job fails (Interrupted if a signal ended it), or SettingsError if it
+    cannot start.
     """
+    if job.settings.track and RUN_VARIABLE not in {**os.environ, **job.env}:
+        recorded: list[Any] = registry.load("tracking", "run")(job, _run)
+        return recorded
+    return _run(job)
+
+
+def _run(job: Job) -> list[Any]:
     open_standard_streams()
     display = job.display
     check_np(job.np)

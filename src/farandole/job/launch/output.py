@@ -321,11 +321,11 @@ class OutputStreams:
         timestamp: bool = False,
         shown: Collection[int] | None = None,
     ) -> None:
-        self._files = files
-        if files is None and directory:
-            self._files = OutputFolder(directory, size)
+        self._files = [] if files is None else [files]
+        if directory:
+            self._files.append(OutputFolder(directory, size))
         # messages about the location of files
-        self.notes = self._files.notes if self._files is not None else []
+        self.notes = [note for each in self._files for note in each.notes]
         self._servers: dict[int, str] = {}  # labels of processes that are not ranks
         self._lines: dict[Key, Lines] = {
             (rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")
@@ -350,12 +350,12 @@ class OutputStreams:
         """
         self._servers[rank] = f"server {number}"
         self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}
-        if self._files is not None:
-            self._files.add(rank, f"server.{number}")
+        for each in self._files:
+            each.add(rank, f"server.{number}")
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
-        if self._files is not None:
-            self._files.write((rank, name), data)
+        for each in self._files:
+            each.write((rank, name), data)
         self._show((rank, name), self._lines[rank, name].feed(data))
 
     def say(self, text: str) -> None:
@@ -418,8 +418,8 @@ class OutputStreams:
                 self._release(rank)
         self.out.finish()
         self.err.finish()
-        if self._files is not None:
-            self._files.close()
+        for each in self._files:
+            each.close()
 
     def _show(self, key: Key, text: str, progress: bool = False) -> None:
         if key[1] == "stderr":

@@ -42,6 +42,13 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "slurm": "farandole.jobs.targets.slurm:SlurmTarget",
         "spark": "farandole.jobs.targets.spark:SparkTarget",
     },
+    "mirror": {
+        "mlflow": "farandole.jobs.mirrors.mlflow:MlflowMirror",
+        "tensorboard": "farandole.jobs.mirrors.tensorboard:TensorBoardMirror",
+        "trackio": "farandole.jobs.mirrors.trackio:TrackioMirror",
+    },
+    # How the driver of a job leaves a run.
+    "tracking": {"run": "farandole.jobs.tracked:run"},
     # Subcommands of `farandole` that upper rooms bring.
     "command": {
         name: f"farandole.jobs.commands.{name}"
@@ -99,6 +106,7 @@ GROUPS = {
     "wire": "farandole.wires",
     "strategy": "farandole.strategies",
     "target": "farandole.targets",
+    "mirror": "farandole.mirrors",
 }
 
 _CHOSEN = ("launcher", "wire")  # kinds with "auto", which selects the best implementation

@@ -31,13 +31,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from farandole.errors import RunError
+from farandole.job.config.rank_variables import RUN_VARIABLE as RUN_VARIABLE
 from farandole.job.runs.journal import JournalWriter, records
 from farandole.job.runs.states import RunState, check_transition
 
 if TYPE_CHECKING:
     from farandole.job.runs.spec import RunSpec
 
-RUN_VARIABLE = "FARANDOLE_RUN_DIR"  # the run's folder, in the environment of its ranks
 RUN_ID_VARIABLE = "FARANDOLE_RUN_ID"
 ATTEMPT_VARIABLE = "FARANDOLE_RUN_ATTEMPT"  # number of the attempt, from 1
 CANCEL = "cancel"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, say
+from farandole.errors import SettingsError
 from farandole.job.report import pickling
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
@@ -50,9 +51,14 @@ def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFo
     )
     call = None
     if not spec.command:
+        if not os.path.exists(folder.file("function.pkl")):
+            raise SettingsError(
+                f"run {folder.run_id} called a function of a program, and its folder holds no copy"
+                " of the function; run the program again"
+            )
         with open(folder.file("function.pkl"), "rb") as file:
             call = pickling.unpack(file.read())
-    snapshot = folder.file("snapshot")
-    return submit(
-        Submission(again, call=call, snapshot=snapshot if os.path.isdir(snapshot) else ""), home
-    )
+    snapshot = folder.file("snapshot") if os.path.isdir(folder.file("snapshot")) else ""
+    # A run that was not submitted has no snapshot: its source is taken as it is now.
+    source = spec.source if folder.submitted().get("tracked") else ""
+    return submit(Submission(again, source=source, call=call, snapshot=snapshot), home)

@@ -26,7 +26,7 @@ EXAMPLE = """farandole submit --nodes 2 --ranks-per-node 2 -- python train.py --
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Settings that options of this command replace.
-_OWN = ("grace_seconds",)
+_OWN = ("grace_seconds", "track")
 
 
 def parser() -> Parser:

@@ -1,0 +1,65 @@
+"""Mirrors: copies of a run's metrics in other trackers, each made by a process of its own.
+
+The run's folder stays the truth, and a mirror that fails does not disturb the run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from farandole.job.plugins import registry
+from farandole.job.runs.folder import RunFolder
+
+_PATIENCE = 60.0  # seconds for mirrors to end after the run
+
+
+def names_of(setting: str) -> list[str]:
+    """Return the mirrors that a setting names, such as ``mlflow,tensorboard``.
+
+    Raises SettingsError for an unknown name.
+    """
+    found = [name.strip() for name in setting.split(",") if name.strip()]
+    for name in found:
+        registry.check("mirror", name)
+    return found
+
+
+def start(folder: RunFolder, attempt: int, setting: str) -> list[subprocess.Popen[bytes]]:
+    """Start the mirrors of an attempt and return their processes.
+
+    Raises SettingsError for an unknown name.
+    """
+    return [_start(folder, attempt, name) for name in names_of(setting)]
+
+
+def _start(folder: RunFolder, attempt: int, name: str) -> subprocess.Popen[bytes]:
+    folder.folder("logs")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(folder.file("logs", f"mirror-{name}.txt"), flags, 0o600)
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the user's folder
+    module = ["-m", "farandole.jobs.mirrors.process", folder.path, str(attempt), name]
+    try:
+        return subprocess.Popen(
+            [sys.executable, *safe, *module],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C ends the run; the mirror still records its end
+        )
+    finally:
+        os.close(log)
+
+
+def wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until the mirrors have recorded the end of the run; end those that take too long."""
+    deadline = time.monotonic() + _PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

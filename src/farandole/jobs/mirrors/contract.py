@@ -1,0 +1,43 @@
+"""The contract of a mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from farandole.job.runs.folder import RunFolder
+from farandole.job.runs.states import RunState
+
+
+class Point(NamedTuple):
+    """One value of a metric; ``time`` is in seconds since 1970."""
+
+    name: str
+    step: int
+    time: float
+    value: float
+
+
+class Mirror(Protocol):
+    """A copy of rank 0's metrics in another tracker. One module and one registry line, or an entry
+    point (``farandole.mirrors``).
+
+    Methods may raise any error: the same records are handed over again after a while.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, folder: RunFolder, state: Mapping[str, Any]) -> None:
+        """``state`` is what an earlier process of this mirror returned; empty for the first."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return JSON data with which another process can continue, such as an id."""
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Add values of metrics, oldest first."""
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Add parameters."""
+
+    def end(self, state: RunState) -> None:
+        """Record the end of the run, with its files."""
