@@ -106,7 +106,8 @@ def same_data(rank: int) -> None:
 def same_nan(rank: int) -> None:
     model = broadcast(model_of(rank))
     with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
     train(rank, model, 4)
 
 
@@ -256,6 +257,24 @@ def test_mistakes_of_one_rank() -> None:
     assert mentions(idle[0], "SGD", "10", "4", "steps")
 
 
+def unnamed(rank: int) -> None:
+    import farandole.torch as hvd
+
+    model = model_of(rank)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    images, labels = batch_of(rank)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def test_a_finding_has_the_names_of_the_model_and_the_line() -> None:
+    said, _ = heard(2, unnamed)
+    place = unnamed.__code__
+    lines = range(place.co_firstlineno, place.co_firstlineno + 9)
+    assert mentions(said[0], "0.weight", "FAR001")
+    assert any(f"{place.co_filename.rpartition('/')[2]}:{line})" in said[0][0] for line in lines)
+
+
 def test_ranks_of_two_hosts_that_deal_by_local_rank() -> None:
     """Ranks 0 and 2 read one part, rank 1 another."""
 
@@ -331,10 +350,8 @@ def test_unnamed_collectives_in_another_order() -> None:
     assert others == [[], []]
     [text] = told
     assert mentions(text, "collectives", "order")
-    places = (
-        f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:"
-    )
-    assert places in text, text
+    for asked in (one, other):
+        assert mentions(text, f"{__file__}:{asked.__code__.co_firstlineno + 3}"), text
 
 
 def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:

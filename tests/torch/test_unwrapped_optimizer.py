@@ -134,6 +134,5 @@ def test_an_optimizer_that_is_not_wrapped_beside_one_that_is(
     lines = [line for line in done.stderr.splitlines() if "steps with" in line]
     assert len(lines) == told, done.stderr
     assert (
-        not told
-        or "20 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing" in lines[0]
+        not told or "20 steps with SGD (parameters weight, bias) and exchanged nothing" in lines[0]
     )

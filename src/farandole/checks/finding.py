@@ -16,7 +16,8 @@ class Finding(NamedTuple):
 
     ``code``: the stable code from the catalogue. ``level``: the log level. ``text``: the mistake,
     with ranks and numbers. ``cure``: the change to make. ``where``: the parameter, line or file, if
-    there is one.
+    there is one. ``at``: the line of the program that ran when the mistake was found
+    ("train.py:12"); empty if it is unknown.
     """
 
     code: str
@@ -24,11 +25,13 @@ class Finding(NamedTuple):
     text: str
     cure: str
     where: str = ""
+    at: str = ""
 
     @property
     def message(self) -> str:
         """The line that users see."""
-        return f"{self.text} [{self.code}]"
+        at = f" (at {self.at})" if self.at else ""
+        return f"{self.text}{at} [{self.code}]"
 
 
 class FindingKind(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farandole.base.log import logger
 from farandole.checks.finding import Finding, error_of, record
+from farandole.checks.program_line import program_line
 from farandole.errors import RanksDifferError
 from farandole.job import context
 
@@ -31,6 +32,7 @@ def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
     # A rank with ``--check off`` takes part in comparisons, but reports nothing.
     if not found or mode == "off":
         return
+    found = [_placed(finding) for finding in found]
     if mode == "raise":
         raise error_of(RanksDifferError, found)
     for finding in found:
@@ -42,6 +44,7 @@ def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
 
 def warn(finding: Finding) -> None:
     """Log a finding, whatever the value of ``--check``."""
+    finding = _placed(finding)
     record(finding)
     getattr(logger, finding.level)("%s", finding.message)
 
@@ -52,3 +55,8 @@ def warn_once(finding: Finding) -> None:
     if key not in _logged_once:
         _logged_once.add(key)
         warn(finding)
+
+
+def _placed(finding: Finding) -> Finding:
+    """Return the finding with the line of the program that runs now."""
+    return finding if finding.at else finding._replace(at=program_line())

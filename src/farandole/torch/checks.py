@@ -33,6 +33,7 @@ from farandole.job.context import ProcessSet
 from farandole.job.report import reporter
 from farandole.torch.binding import is_dense
 from farandole.torch.functions import _collectives
+from farandole.torch.parameter_names import model_names, names_of
 
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
@@ -58,7 +59,7 @@ class TorchReplica:
         self._optimizer = optimizer
 
     def names(self) -> Sequence[str]:
-        return [name for name, _ in self.parameters]
+        return names_of(self.parameters)
 
     def weights(self) -> list[int]:
         return digests(
@@ -178,7 +179,7 @@ class OptimizerChecks:
         return bool(torch.isfinite(weights[(0,) * weights.ndim]))
 
     def _name_of(self, index: int) -> str:
-        return self.replica.parameters[index][0]
+        return names_of(self.replica.parameters)[index]
 
 
 class OwnSteps:
@@ -294,9 +295,12 @@ class UnwrappedWatch:
         """Name the optimizer by its parameters, because others are distributed."""
         shapes = [list(parameter.shape) for parameter in parameters]
         self._subject = f"/{self._number}.{digest_of_text(f'{self._kind}{shapes}')}"
-        shown = ", ".join(map(str, shapes[:3]))
+        known = model_names(parameters)
+        names = [known.get(id(parameter)) for parameter in parameters]
+        listed = shapes if None in names else names
+        shown = ", ".join(map(str, listed[:3]))
         more = ", ..." if len(shapes) > 3 else ""
-        self._kind += f" (parameters of shapes {shown}{more})"
+        self._kind += f" (parameters {'of shapes ' if None in names else ''}{shown}{more})"
 
     def _exchanges_nothing(self) -> bool:
         others = torch.distributed

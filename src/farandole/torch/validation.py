@@ -26,6 +26,9 @@ def check_optimizer(function: str, optimizer: Any) -> None:
         )
 
 
+NO_NAME = "allreduce.noname."  # the beginning of names of unnamed parameters
+
+
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
     """Return names by the parameter's id; empty without ``named_parameters``. Raises ValueError for
     duplicate or missing names.
@@ -84,7 +87,7 @@ def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
 
 def name_of(group: int, place: int) -> str:
     """Return the name of an unnamed parameter."""
-    return f"allreduce.noname.{group}.{place}"
+    return f"{NO_NAME}{group}.{place}"
 
 
 def check_members(groups: Any) -> None:
