@@ -121,6 +121,19 @@ def test_a_run_starts_after_others(home: RunsHome, source: Path) -> None:
     assert [line.split()[0] for line in starts(source)] == [first.run_id, second.run_id]
 
 
+def test_a_runner_that_cannot_begin_fails_the_run(
+    home: RunsHome, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    monkeypatch.setattr("farandole.jobs.submission.ensure_running", lambda home: None)
+    folder = submit(spec(source), home)
+    monkeypatch.undo()
+    monkeypatch.setenv("FARANDOLE_HOME", home.path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(source.parent / "state"))
+    ensure_running(home)
+    assert wait_for_end(folder)["state"] == "failed"
+
+
 def test_a_second_supervisor_ends_at_once(home: RunsHome) -> None:
     ensure_running(home)
     deadline = time.monotonic() + 10

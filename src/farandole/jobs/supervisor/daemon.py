@@ -21,7 +21,7 @@ from farandole.job.runs.home import HOME_VARIABLE, RunsHome
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environ, spool
-from farandole.jobs.retries import INFRASTRUCTURE
+from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.index import Index
 from farandole.jobs.supervisor.place import lock_path, socket_address
 from farandole.jobs.supervisor.queue import ActiveRun, Turn, WaitingRun, turns
@@ -30,7 +30,7 @@ from farandole.jobs.targets.contract import Capacity, Presence, RunTarget, Ticke
 
 BUSY, IDLE = 0.25, 5.0  # seconds between two looks while runs are active, and while none are
 IDLE_EXIT = 600.0  # seconds without a run after which the supervisor ends
-_CLAIM_SECONDS = 60.0  # time for a started runner to claim its attempt
+_FALSE_STARTS = 3  # runners that may end before they claim an attempt
 
 
 class _Attempt:
@@ -41,8 +41,8 @@ class _Attempt:
         self.spec = spec
         self.number = attempt
         self.ticket = ticket
-        self.started = time.monotonic()
         self.cancel_sent = False
+        self.pending_reason = ""
 
 
 class RunSupervisor:
@@ -54,6 +54,7 @@ class RunSupervisor:
         self._active: dict[str, _Attempt] = {}
         self._targets: dict[str, RunTarget] = {}
         self._index = Index(home)
+        self._false_starts: dict[str, int] = {}
         self._last_run = time.monotonic()
         for folder in home.all_runs():
             if folder.exists() and folder.end() is None:
@@ -222,7 +223,11 @@ class RunSupervisor:
         concluded = attempts.number(folder) > attempt.number or folder.end() is not None
         if concluded or presence.state == "gone":
             self._end_attempt(folder, attempt, presence)
-        elif folder.requested(CANCEL) is not None and not attempt.cancel_sent:
+            return
+        if presence.state == "pending" and presence.reason != attempt.pending_reason:
+            attempt.pending_reason = presence.reason
+            folder.record("pending", target=attempt.spec.target, reason=presence.reason)
+        if folder.requested(CANCEL) is not None and not attempt.cancel_sent:
             attempt.cancel_sent = True
             self._target(attempt.spec.target).cancel(attempt.ticket, attempt.spec.grace_seconds)
         self._update(folder)
@@ -231,10 +236,9 @@ class RunSupervisor:
         """Handle an attempt whose runner has concluded it, or is gone."""
         claimant = attempts.claimant(folder, attempt.number)
         if attempts.number(folder) == attempt.number and folder.end() is None:
-            if claimant is None and time.monotonic() - attempt.started < _CLAIM_SECONDS:
-                if presence.state == "gone":  # it ended before it could claim: start it again
-                    del self._active[folder.run_id]
-                    self._enqueue(folder, attempt.spec)
+            if claimant is None and self._may_start_again(folder):
+                del self._active[folder.run_id]
+                self._enqueue(folder, attempt.spec)
                 return
             if claimant is not None and claimant.alive():
                 return  # another supervisor's runner
@@ -244,7 +248,7 @@ class RunSupervisor:
                 attempt.number,
                 RunState.CANCELED if canceled else RunState.FAILED,
                 cause=presence.reason or "its runner ended without a report",
-                domain=INFRASTRUCTURE,
+                domain=INFRASTRUCTURE if claimant is not None else WORKLOAD,
             )
         attempts.settle(folder)
         del self._active[folder.run_id]
@@ -253,9 +257,15 @@ class RunSupervisor:
         else:
             self._admit(folder)
 
+    def _may_start_again(self, folder: RunFolder) -> bool:
+        """Return whether to start a runner once more that ended before it claimed its attempt."""
+        self._false_starts[folder.run_id] = self._false_starts.get(folder.run_id, 0) + 1
+        return self._false_starts[folder.run_id] < _FALSE_STARTS
+
     def _forget(self, folder: RunFolder) -> None:
         self._waiting.pop(folder.run_id, None)
         self._active.pop(folder.run_id, None)
+        self._false_starts.pop(folder.run_id, None)
         spool.remove(self.home, folder)
         environ.discard(self.home, folder)
 
