@@ -48,6 +48,8 @@ FLAGS = [
     "--autotune-steps-per-sample",
     "--autotune-bayes-opt-max-samples",
     "--autotune-gaussian-process-noise",
+    "--track",
+    "--mirror",
     "--dynamic-process-sets",
     "--join-mean-of-present",
     "--start-timeout",
