@@ -228,3 +228,43 @@ def test_going_back_further_is_an_error() -> None:
             optimizer.update(own, states[0], params)
     finally:
         hvd.shutdown()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_codec_replaces_the_momentum_of_sgd(nesterov: bool) -> None:
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
+    amounts to: see ``codecs.momentum``.
+    """
+
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        sgd = optax.chain(
+            optax.clip(9.0), optax.sgd(lambda step: 0.1, momentum=0.9, nesterov=nesterov)
+        )
+        optimizer = hvd.DistributedOptimizer(sgd, codec="onebit")
+        params, given = {"w": jnp.zeros(3)}, {"w": jnp.array([1.0, -1.0, 1.0])}
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for _ in range(10):
+            updates, state = update(given, state, params)
+            params = optax.apply_updates(params, updates)
+        moved = sum(min((1 - 0.9 ** (step + 1)) / 0.1, 5) for step in range(10))
+        assert np.allclose(params["w"], -0.1 * moved * given["w"], rtol=1e-5)
+
+    job(2, fn)
+
+
+def test_the_facts_about_an_optimizer() -> None:
+    from farandole.base.contracts import Momentum
+    from farandole.jax.inner_optimizer import facts_of
+
+    assert facts_of(optax.sgd(0.1, momentum=0.9, nesterov=True))[1:] == (
+        0.1,
+        Momentum(0.9, nesterov=True),
+        False,
+    )
+    assert facts_of(optax.sgd(0.2))[1:] == (0.2, Momentum(), False)
+    for adaptive in (optax.adamw(1e-3), optax.rmsprop(1e-3, momentum=0.9), optax.adagrad(0.1)):
+        assert facts_of(adaptive)[2:] == (Momentum(), True)
+    injected = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)
+    assert facts_of(injected)[1:] == (0.0, Momentum(), False)

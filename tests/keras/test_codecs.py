@@ -161,3 +161,30 @@ def test_residuals_stay_with_their_variable(
         np.testing.assert_allclose(came, both[0] - both[1], rtol=1e-4, atol=1e-5)
 
     on(backend, 2, fn)
+
+
+def test_a_codec_replaces_the_momentum_of_sgd(backend: str) -> None:
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
+    amounts to: see ``codecs.momentum``.
+    """
+
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+
+        for nesterov in (False, True):
+            model = keras.Sequential(
+                [
+                    keras.Input((2,)),
+                    keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+                ]
+            )
+            sgd = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
+            model.compile(hvd.DistributedOptimizer(sgd, codec="onebit"), lambda y, found: y * found)
+            x, y = np.array([[1.0, -1.0]] * 10, "float32"), np.ones((10, 1), "float32")
+            model.fit(x, y, batch_size=1, epochs=1, verbose=0)
+            moved = sum(min((1 - 0.9 ** (step + 1)) / 0.1, 5) for step in range(10))
+            assert np.allclose(model.get_weights()[0].reshape(-1), [-0.1 * moved, 0.1 * moved])
+
+    on(backend, 2, fn)

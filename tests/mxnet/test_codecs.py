@@ -130,3 +130,31 @@ def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
 
     for straight, paused in job(2, fn):
         assert paused == straight
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_a_codec_replaces_the_momentum_of_sgd(name: str) -> None:
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
+    amounts to: see ``codecs.momentum``.
+    """
+
+    def fn(rank: int) -> None:
+        import farandole.mxnet as hvd
+
+        net = network()
+        parameters = list(net.collect_params().values())
+        backward(net, *rows(0, rank, 2))
+        before = [parameter.data().asnumpy() for parameter in parameters]
+        trainer = hvd.DistributedTrainer(
+            net.collect_params(), name, {"learning_rate": 0.1, "momentum": 0.9}, codec="onebit"
+        )
+        for _ in range(10):
+            backward(net, *rows(0, rank, 2))
+            for parameter in parameters:
+                parameter.grad()[:] = 1.0
+            trainer.step(1)
+        moved = sum(min((1 - 0.9 ** (step + 1)) / 0.1, 5) for step in range(10))
+        for parameter, old in zip(parameters, before, strict=True):
+            assert np.allclose(parameter.data().asnumpy(), old - 0.1 * moved, atol=1e-5)
+
+    job(2, fn)

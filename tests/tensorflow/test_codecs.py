@@ -55,3 +55,30 @@ def test_votes_and_residuals_from_tape_to_tape() -> None:
 
     first, *others = job(3, fn, codec="sign")
     assert all(np.array_equal(first, other) for other in others)
+
+
+def test_a_codec_replaces_the_momentum_of_old_optimizers() -> None:
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
+    amounts to: see ``codecs.momentum``.
+    """
+
+    def fn(rank: int) -> None:
+        import tf_keras
+
+        given = np.array([1.0, -1.0, 1.0], np.float32)
+        moved = sum(min((1 - 0.9 ** (step + 1)) / 0.1, 5) for step in range(10))
+        for nesterov in (False, True):
+            old = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=nesterov)
+            keras_2 = tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9, nesterov=nesterov)
+            new = tf_keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
+            for plain in (old, keras_2, new):
+                optimizer = hvd.DistributedOptimizer(plain, codec="onebit")
+                variable = tf.Variable(np.zeros(3, np.float32))
+                for _ in range(10):
+                    if plain is old:
+                        optimizer.minimize(lambda v=variable: tf.reduce_sum(v * given))
+                    else:
+                        optimizer.minimize(lambda v=variable: tf.reduce_sum(v * given), [variable])
+                assert np.allclose(variable, -0.1 * moved * given, rtol=1e-5), type(plain)
+
+    job(2, fn)

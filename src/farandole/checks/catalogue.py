@@ -170,6 +170,13 @@ HELD_STATE = FindingKind(
     " on each rank.",
     "Adapt layers to the same data on all ranks, or to the whole data on rank 0 and broadcast.",
 )
+UNSUITED_OPTIMIZER = FindingKind(
+    "FAR031",
+    "a codec or strategy with an optimizer that it does not go with",
+    "The codec's or outer optimizer's steps are too long, or the optimizer divides by the size of"
+    " numbers that arrive late.",
+    "Change the rate, the momentum or the codec as the message says.",
+)
 
 CATALOGUE: tuple[FindingKind, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, FindingKind)

@@ -21,9 +21,11 @@ from farandole.core.engine import Engine
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
 from farandole.jax.gradients import ModelsReducer, names_of, reduce_gradients
+from farandole.jax.inner_optimizer import facts_of
 from farandole.jax.weights import exchanging
 from farandole.job import context
 from farandole.job.context import ProcessSet
+from farandole.strategies.inner_optimizer import InnerOptimizer
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
 
 if TYPE_CHECKING:
@@ -62,6 +64,10 @@ class TreeReducer:
         """``what``: the calling function, which names the reducer if ``name`` is None."""
         self._options = options
         self._list = (_NumberedReducer if name is None else ModelsReducer)(name or what, options)
+
+    def describe(self, inner: InnerOptimizer) -> None:
+        """Note the optimizer that takes the results, for a codec."""
+        self._list.codec_context.describe(inner)
 
     def mark(self) -> Any:
         """Return the mark of a new model, for ``__call__``; None if no state is kept for models."""
@@ -214,7 +220,10 @@ def DistributedOptimizer(
     if options.strategy is not None:
         chained = exchanging(optax.with_extra_args_support(optimizer), options, options.strategy)
     else:
-        exchange = _reducing(TreeReducer("distributed_gradients", options, name))
+        reduce = TreeReducer("distributed_gradients", options, name)
+        exchange = _reducing(reduce)
+        if options.codec:
+            reduce.describe(facts_of(optimizer))
         parts = (optimizer, exchange) if options.op is ReduceOp.ADASUM else (exchange, optimizer)
         chained = optax.with_extra_args_support(optax.chain(*parts))
     if backward_passes_per_step == 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from farandole.base.contracts import Strategy
 from farandole.jax.gradients import names_of
+from farandole.jax.inner_optimizer import facts_of
 from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call
 from farandole.strategies.options import GradientOptions
@@ -117,7 +118,14 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
     """
     import optax
 
-    exchanges = _Exchanges(lambda: WeightExchange("DistributedOptimizer", options, strategy))
+    facts = facts_of(optimizer)
+
+    def exchange() -> WeightExchange:
+        made = WeightExchange("DistributedOptimizer", options, strategy)
+        made.describe(facts)
+        return made
+
+    exchanges = _Exchanges(exchange)
 
     def init(params: Any) -> WeightState:
         weights = _weights(params)

@@ -16,6 +16,7 @@ import numpy as np
 
 from farandole.base.contracts import Strategy
 from farandole.job import context
+from farandole.strategies.inner_optimizer import InnerOptimizer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange
 
@@ -45,6 +46,10 @@ class KerasExchange:
         self._since = 0  # the step of the last exchange
         # for steps since then that did not train all variables: which variables they trained
         self._partial: dict[int, Sequence[bool]] = {}
+
+    def describe(self, inner: InnerOptimizer | None) -> None:
+        """Note the facts about the optimizer inside."""
+        self._kept.exchange.describe(inner)
 
     def before_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True

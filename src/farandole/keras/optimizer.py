@@ -20,6 +20,7 @@ from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
 from farandole.keras.loss_scaling import NO_STRATEGY
 from farandole.keras.reducer import KerasReducer
+from farandole.strategies.inner_optimizer import of_named
 from farandole.strategies.options import LINEAR, gradient_options
 
 _NO_EMA = (
@@ -124,7 +125,10 @@ def DistributedOptimizer(
         )
     if chosen.strategy is not None and optimizer.use_ema and chosen.strategy.reference.adds_up:
         raise ValueError(_NO_EMA.format(spec=chosen.strategy.spec))
-    wrapped = _adopt(optimizer, KerasReducer(chosen, shard))
+    reducer = KerasReducer(chosen, shard)
+    if chosen.codec or chosen.strategy is not None:
+        reducer.describe(of_named(optimizer, _rate_of(optimizer)))
+    wrapped = _adopt(optimizer, reducer)
     if backward_passes_per_step > 1:
         _accumulate(wrapped, backward_passes_per_step)
     return wrapped
@@ -365,6 +369,14 @@ class Distributed:
             {key: value for key, value in self.__dict__.items() if key != "_farandole"}
         )
         return plain
+
+
+def _rate_of(optimizer: Any) -> float:
+    """Return the first learning rate; 0 in a program that is being compiled."""
+    try:
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    except Exception:  # of the backend: a symbolic value
+        return 0.0
 
 
 def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:

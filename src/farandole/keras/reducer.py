@@ -21,6 +21,7 @@ from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
 from farandole.strategies.codecs import codec, state_label
 from farandole.strategies.flat_layout import numbered
+from farandole.strategies.inner_optimizer import InnerOptimizer
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 
@@ -48,6 +49,7 @@ class KerasReducer:
         self.local_layers: list[Any] = []
         self.reported: set[str] = set()  # codes of findings
         self.not_broadcast: list[Any] = []  # variables left out of the broadcast on purpose
+        self.inner: InnerOptimizer | None = None  # the facts about the optimizer
         self.outside = False  # whether another optimizer has already exchanged the gradients
         self._options = options
         strategy = options.strategy
@@ -66,9 +68,16 @@ class KerasReducer:
         self._before = self.factor if codec(options.codec) else 1.0
         self._list: tuple[Any, GradientListReducer] | None = None
 
+    def describe(self, inner: InnerOptimizer) -> None:
+        """Note the facts about the optimizer, for its codec or strategy."""
+        self.inner = inner
+        if self.exchange is not None:
+            self.exchange.describe(inner)
+
     def among(self, process_set: ProcessSet) -> KerasReducer:
         """Return a reducer with the same options for the ranks of ``process_set``."""
         other = KerasReducer(self._options._replace(process_set=process_set), self.shard)
+        other.inner = self.inner
         other.local_variables, other.local_layers = self.local_variables, self.local_layers
         return other
 
@@ -267,7 +276,9 @@ class KerasReducer:
             after = self._options.postscale * self.factor / self._before
             options = self._options._replace(postscale=after)
             name = exchange_name(KERAS_LISTS, engine.numbers.next_optimizer())
-            self._list = engine, GradientListReducer(name, options)
+            made = GradientListReducer(name, options)
+            made.codec_context.describe(self.inner)
+            self._list = engine, made
         return self._list[1]
 
 

@@ -22,6 +22,7 @@ from farandole.mxnet.parameter_names import canonical
 from farandole.mxnet.parameters import check_dense
 from farandole.mxnet.sparse import reduce_rows
 from farandole.mxnet.weights import TrainerExchange
+from farandole.strategies.inner_optimizer import InnerOptimizer, of_named
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import LINEAR, gradient_options
 
@@ -106,8 +107,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         self._reducers: dict[int, GradientListReducer] = {}
         chosen = average.strategy
         self._exchange = None if chosen is None else TrainerExchange(self._label, average, chosen)
+        if self._exchange is not None:
+            self._exchange.describe(self._inner())
         if self._active() and self._exchange is None:
             self._scale *= gradient_predivide_factor / process_set.size()
+
+    def _inner(self) -> InnerOptimizer:
+        """Return the facts about the optimizer, for a codec or strategy."""
+        return of_named(self._optimizer, self._optimizer.learning_rate)
 
     def _active(self) -> bool:
         members = self._options.process_set
@@ -225,7 +232,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
     def _reducer(self, number: int) -> GradientListReducer:
         if number not in self._reducers:
-            self._reducers[number] = GradientListReducer(f"{self._label}.{number}", self._options)
+            made = GradientListReducer(f"{self._label}.{number}", self._options)
+            made.codec_context.describe(self._inner())
+            self._reducers[number] = made
         return self._reducers[number]
 
 

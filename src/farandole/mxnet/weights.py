@@ -22,6 +22,7 @@ class TrainerExchange:
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
         self._kept = StatefulExchange(label, options, strategy)
+        self.describe = self._kept.exchange.describe
         self._strategy = strategy
         self._step = 0
 

@@ -33,13 +33,13 @@ from farandole.strategies import step_sync
 from farandole.strategies.ballot import NO_WORD, UNOPENED, UNPLANNED, Ballot, Tally
 from farandole.strategies.bucket_layout import BucketLayout
 from farandole.strategies.buckets import Gradient
+from farandole.strategies.codec_context import CodecContext
 from farandole.strategies.codecs import Releasable, claim, codec
 from farandole.strategies.further_rounds import ReducedParts
 from farandole.strategies.gradient_step import GradientStep, Unexpected
 from farandole.strategies.optimizer_id import OptimizerId
 from farandole.strategies.optimizer_session import OptimizerSession
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
-from farandole.strategies.residual_scale import ResidualScale
 
 
 class BucketReducer:
@@ -61,7 +61,7 @@ class BucketReducer:
         """``options.groups``: the number of groups, or lists of indexes into ``gradients``."""
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
-        self.residual_scale = ResidualScale(self.codec)
+        self.codec_context = CodecContext(self.codec, "DistributedOptimizer")
         self.options = options
         self.lock = threading.RLock()  # hooks may run in one thread per device
         self.backward = -1
@@ -182,6 +182,11 @@ class BucketReducer:
             ended = engine is not None and engine.ended
             if self._step.reduced or not self._step.launched or ended:
                 self._begin()
+
+    def update_codec(self) -> None:
+        """Make the codec follow the optimizer's loss scale and momentum."""
+        known = id(self.gradients), len(self.gradients)
+        self.codec_context.update(known, lambda: [one.identity[0] for one in self.gradients])
 
     def set_passes(self, passes: int) -> None:
         """Expect ``passes`` backward passes per step from now on."""
@@ -347,7 +352,7 @@ class BucketReducer:
         step = self._step
         while (number := step.next_full()) is not None:
             if not number:
-                self.residual_scale.update(self.gradients)
+                self.update_codec()
                 self.nonfinite = None
             if not again and self.nonfinite is None and self._checks.active:
                 self._find_nonfinite(number)
@@ -495,7 +500,7 @@ class BucketReducer:
         """
         if not isinstance(self.codec, Releasable):
             return
-        self.residual_scale.update(self.gradients)
+        self.update_codec()
         for index in self._layout.sparse:
             gradient = self.gradients[index]
             unsent = self.codec.release(gradient.identity[0]) if gradient.trainable() else None

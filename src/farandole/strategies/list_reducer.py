@@ -28,6 +28,7 @@ from farandole.errors import JoinedError, MismatchError
 from farandole.job import context
 from farandole.job.report import training_progress
 from farandole.strategies.buffer_pool import BufferPool
+from farandole.strategies.codec_context import CodecContext
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.flat_layout import (
     FlatLayout,
@@ -90,6 +91,7 @@ class GradientListReducer:
         self.options = options
         self._scope = scope
         self.codec = codec(options.codec)
+        self.codec_context = CodecContext(self.codec, name)
         self._busy = threading.Lock()
         self._engine: Engine | None = None
         self._layouts: dict[Any, FlatLayout] = {}
@@ -271,6 +273,8 @@ class GradientListReducer:
         """Return the digest and each array by itself: a codec's state belongs to one array, whose
         shape the codec may use.
         """
+        keys = [self._scope + key for key in layout.keys]
+        self.codec_context.update(keys, lambda: keys)
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(arrays)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
         digest = Request(
@@ -282,7 +286,7 @@ class GradientListReducer:
             spec = codec.spec if dtype.is_float else ""
             name = f"{self.name}.{number}"
             # not the name: a resumed run may number its optimizers differently
-            key = self._scope + layout.keys[number]
+            key = keys[number]
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             of_codec = codec if spec else None
             entries.append(

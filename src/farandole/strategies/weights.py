@@ -16,6 +16,7 @@ from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.job.report import training_progress
 from farandole.strategies.codecs import codec, state_label
+from farandole.strategies.inner_optimizer import Inner, InnerOptimizer, check_fit
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers, PeerSession
 
@@ -60,6 +61,12 @@ class WeightExchange:
         self._number = 0  # this exchange's number among the engine's optimizers
         self._joins = 0  # the engine's joins when the ranks' strategies were compared
         self._exchanged = False  # whether these weights have been exchanged
+        self.inner: Inner | None = None  # the facts about the optimizer inside
+
+    def describe(self, inner: InnerOptimizer | None) -> None:
+        """Note the facts about the optimizer inside."""
+        if inner is not None:
+            self.inner = lambda: [inner]
 
     def needed(self) -> bool:
         """Return whether there is another rank to exchange with."""
@@ -106,6 +113,8 @@ class WeightExchange:
         Raises ValueError on all ranks, naming the ranks, if their strategies or weights differ.
         """
         session = self._open()
+        if self.inner is not None and not self._exchanged:
+            check_fit(self._label, self.inner(), self.codec, self.strategy)
         self._exchanged = True
         given = ExchangeContext(names, statistics)
         travelled = self._encoding.exchange(self.strategy, weights, slots, step, given)

@@ -15,6 +15,7 @@ from farandole.core.api.keras_version import keras_of
 from farandole.core.api.ops import WORLD
 from farandole.job.context import ProcessSet
 from farandole.job.plugins import registry
+from farandole.strategies.inner_optimizer import of_named
 from farandole.strategies.options import gradient_options
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -103,6 +104,7 @@ class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         )
         self._optimizer, self._reducer = optimizer, reducer
         reducer.optimizer = optimizer
+        reducer.inner = of_named(optimizer, getattr(optimizer, "_learning_rate", 0.0))
         self._local: list[Any] = []
         options = reducer.options
         self._helper = LocalGradientAggregationHelper(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from farandole.base.types import ReduceOp
 from farandole.job import context
 from farandole.strategies.flat_layout import numbered
+from farandole.strategies.inner_optimizer import InnerOptimizer
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.checks import VariablesReplica, settings_of
 from farandole.tensorflow.differentiable import grouped_allreduce
@@ -27,6 +28,8 @@ class VariableReducer:
         context.size()
         self.what, self.options = what, options
         self.optimizer: Any = None  # the optimizer that steps with the gradients, if known
+        # the facts about this optimizer, for a codec
+        self.inner: InnerOptimizer | None = None
         self.differentiable = False
 
     def trains_alone(self) -> bool:
@@ -82,6 +85,7 @@ class VariableReducer:
                 process_set=self.options.process_set,
             )
         reducer = reducer_for(self.what, self.options, self._model(variables))
+        reducer.codec_context.describe(self.inner)
         return reduce_gradients(
             gradients, names, reducer, replica=replica, differentiable=self.differentiable
         )

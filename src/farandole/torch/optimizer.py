@@ -19,9 +19,10 @@ from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import training_progress
 from farandole.strategies.bucket_reducer import BucketReducer
+from farandole.strategies.codec_context import CodecContext
 from farandole.strategies.codecs import state_label
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import checks, codec_state, loss_scale, validation
+from farandole.torch import checks, codec_state, inner_optimizer, loss_scale, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.checks import OptimizerChecks
 from farandole.torch.functions import allreduce
@@ -366,11 +367,19 @@ class OptimizerState:
         flat = options.compression is NoneCompressor
         self.reducer = BucketReducer([], options, flat=flat, replica=self._checks.replica)
         self._scaler: Any = None  # a weak reference to the GradScaler
+        if self.reducer.codec is not None:
+            self._describe(self.reducer.codec_context)
         if state_label(self.reducer.codec):
             loss_scale.watch()
         self._arrivals = Arrivals(self.reducer)
         self.catch_up = self._arrivals.catch_up
         self.look_around()
+
+    def _describe(self, codec: CodecContext) -> None:
+        """Let the codec follow the optimizer's momentum."""
+        known, found = self._known, self._optimizer
+        codec.inner = lambda: inner_optimizer.groups_of(found())
+        codec.group_of = lambda: inner_optimizer.places_of(found(), known)
 
     def look_around(self) -> None:
         """Hook new and newly trainable parameters, and forget those that left the groups."""
@@ -435,16 +444,16 @@ class OptimizerState:
     def scaled_by(self, scaler: Any) -> None:
         """Note the scaler of the latest loss."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
-            self._scaler, self.reducer.residual_scale.scale = (
+            self._scaler, self.reducer.codec_context.scale = (
                 weakref.ref(scaler),
                 loss_scale.scale_of(scaler),
             )
-            self.reducer.residual_scale.update(self.reducer.gradients)
+            self.reducer.update_codec()
 
     def state_dict(self) -> dict[str, Any]:
         if self.reducer is not None:
             # The scaler's own checkpoint has the scale of the next loss.
-            self.reducer.residual_scale.update(self.reducer.gradients)
+            self.reducer.update_codec()
         return (
             {}
             if self.reducer is None
@@ -454,7 +463,7 @@ class OptimizerState:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
             options = self._options
-            self.reducer.residual_scale.forget()
+            self.reducer.codec_context.forget()
             codec_state.load(
                 self.reducer.codec, options.process_set, state, own=options.owner is None
             )

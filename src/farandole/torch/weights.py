@@ -12,7 +12,7 @@ import torch
 from farandole.base.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange
-from farandole.torch import codec_state
+from farandole.torch import codec_state, inner_optimizer
 from farandole.torch.binding import as_real
 from farandole.torch.checks import OwnSteps
 from farandole.torch.validation import name_of
@@ -45,6 +45,7 @@ class WeightState:
         self._strategy = strategy
         self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
+        self._exchange.inner = lambda: inner_optimizer.groups_of(self._optimizer())
         self._set = options.process_set
         # whether this optimizer created the codec, if there is one
         self._own = options.owner is None

@@ -6,6 +6,8 @@ from farandole.base.contracts.buffers import Binding, PeerMemory
 from farandole.base.contracts.codecs import (
     Codec,
     Consensus,
+    Momentum,
+    MomentumAware,
     Packed,
     Part,
     PushCodec,
@@ -47,6 +49,8 @@ __all__ = [
     "End",
     "ExchangeContext",
     "Link",
+    "Momentum",
+    "MomentumAware",
     "Observer",
     "Packed",
     "Part",

@@ -96,6 +96,30 @@ class Voting(Protocol):
     votes: bool
 
 
+class Momentum(NamedTuple):
+    """The momentum of an optimizer, which adds gradients to a velocity: ``velocity = value *
+    velocity + gradient``.
+
+    - ``nesterov``: The optimizer steps along ``gradient + value * velocity``, not along the
+      velocity.
+    """
+
+    value: float = 0.0
+    nesterov: bool = False
+
+
+@runtime_checkable
+class MomentumAware(Protocol):
+    """A codec that applies the momentum of the optimizer itself, because the optimizer would apply
+    it to numbers that arrive late.
+    """
+
+    def follow(self, momenta: Mapping[str, Momentum]) -> None:
+        """Note the momentum with which the optimizer takes the results for these keys from now
+        on.
+        """
+
+
 class Packed(NamedTuple):
     """A compressed message with one rank's changes.
 

@@ -24,6 +24,7 @@ from farandole.keras.tf_keras.slots import innermost, make_slots, variables_of
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.codecs import state_label
 from farandole.strategies.flat_layout import numbered
+from farandole.strategies.inner_optimizer import of_named
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.checks import readable
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -94,6 +95,8 @@ def DistributedOptimizer(
     )
     made.__dict__.update(optimizer.__dict__)
     reducer.optimizer = made
+    plain = innermost(optimizer)
+    reducer.inner = of_named(plain, _rate_of(plain))
     made.__dict__["_farandole"] = _OptimizerState(reducer)
     return made
 
@@ -227,6 +230,15 @@ def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
     return [variable for gradient, variable in pairs if gradient is not None]
 
 
+def _rate_of(optimizer: Any) -> float:
+    """Return the first learning rate; 0 for a schedule, and in a graph."""
+    try:
+        numbers = getattr(optimizer, "_hyper", {})  # reading the attribute makes a variable of it
+        return float(numbers.get("learning_rate") or optimizer.learning_rate)
+    except Exception:  # of TensorFlow, or because it is a schedule
+        return 0.0
+
+
 def _array_of(variable: Any) -> Any:
     return variable.numpy()
 
@@ -273,6 +285,8 @@ class _OptimizerState:
             if chosen is None
             else KerasExchange(options, chosen, tf.convert_to_tensor, _array_of)
         )
+        if self.exchange is not None:
+            self.exchange.describe(reducer.inner)
         self._stepped: dict[Any, Any] = {}  # the variables of all steps so far, by key
         self.helper = LocalGradientAggregationHelper(
             options.passes, self.reduced, options.sparse_as_dense, options.average_passes

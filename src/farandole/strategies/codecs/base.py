@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 # Prefixes of state that is added to the next gradient, in its units.
-KEPT = ("residual", "owed", "momentum")
+KEPT = ("residual", "owed", "momentum", "velocity", "applied")
 
 
 class FlatCodec:
@@ -60,7 +60,7 @@ class FlatCodec:
             total = self.add_up(values, parts, transport)
             if self.feedback:
                 self._keep(values, parts)
-            write(total, parts, scale)
+            self.deliver(total, parts, scale)
         whole = sum(part.buffer.data.nbytes for part in parts)
         self.saved += ring_bytes(whole, transport) - (self.sent - before)
 
@@ -83,6 +83,8 @@ class FlatCodec:
     def release(self, key: str) -> Array | None:
         """See ``codecs.Releasable``."""
         self._before.pop(key, None)
+        for name in ("velocity", "applied", "ramp"):
+            self._state.pop(f"{name}/{key}", None)
         found, owed, at = (
             self._state.pop(f"{name}/{key}", None) for name in ("residual", "owed", "at")
         )
@@ -100,6 +102,10 @@ class FlatCodec:
         self._state = {name: np.array(array) for name, array in state.items()}
 
     # For subclasses.
+
+    def deliver(self, total: Array, parts: Sequence[Part], scale: float) -> None:
+        """Write the sum of all ranks' values times ``scale`` to the outputs of ``parts``."""
+        write(total, parts, scale)
 
     def kept(self, name: str, key: str, length: int, dtype: Any) -> Array:
         """Return ``name/key`` of the state; zeros if it is missing or has another length or

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from farandole.base.contracts import Codec, Part, Rescaling, Retractable, Transport, Voting
+from farandole.base.contracts import (
+    Codec,
+    Momentum,
+    MomentumAware,
+    Part,
+    Rescaling,
+    Retractable,
+    Transport,
+    Voting,
+)
 from farandole.base.types import Buffer, DType
 from farandole.core.kernels import quiet, widen
 from farandole.errors import SettingsError
@@ -59,6 +68,11 @@ class Net:
         return getattr(self._codec, "keeps", self.feedback)
 
     @property
+    def late(self) -> bool:
+        """True if an optimizer like Adam learns more slowly with the codec."""
+        return getattr(self._codec, "late", False)
+
+    @property
     def votes(self) -> bool:
         """True if results are directions without a size."""
         return isinstance(self._codec, Voting) and self._codec.votes
@@ -93,6 +107,11 @@ class Net:
         """See ``contracts.Rescaling``."""
         if isinstance(self._codec, Rescaling):
             self._codec.rescale(keys, factor)
+
+    def follow(self, momenta: Mapping[str, Momentum]) -> None:
+        """See ``contracts.MomentumAware``."""
+        if isinstance(self._codec, MomentumAware):
+            self._codec.follow(momenta)
 
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""

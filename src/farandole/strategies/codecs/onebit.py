@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from farandole.strategies.codecs.momentum import ReplacedMomentum
 from farandole.strategies.codecs.quantized import PushQuantized, in_blocks
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-class OneBit(PushQuantized):
+class OneBit(ReplacedMomentum, PushQuantized):
     """1-bit SGD with error feedback (Seide et al. 2014, "1-Bit Stochastic Gradient Descent")."""
 
     name, block, gamma = "onebit", 512, 0.5

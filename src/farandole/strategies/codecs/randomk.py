@@ -11,6 +11,7 @@ import numpy as np
 from farandole.base.contracts import Part, Transport
 from farandole.base.types import Buffer, DType, ReduceOp
 from farandole.strategies.codecs.base import narrowed, number, ring_bytes, unit_key, widened
+from farandole.strategies.codecs.momentum import TOLERATED, ReplacedMomentum
 from farandole.strategies.codecs.pushable import Pushable, check_length
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _SEED = 0x4A4D
 _COUNT = 8  # bytes before the numbers of a push: the number of the step
 
 
-class RandomK(Pushable):
+class RandomK(ReplacedMomentum, Pushable):
     """Random sparsification (Stich et al. 2018). All ranks draw the same places, so only the
     numbers travel, and an allreduce sums them.
     """
@@ -31,6 +32,13 @@ class RandomK(Pushable):
         super().__init__(str(ratio))
         self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
         self.gamma = min(self.gamma, self._ratio / 2)
+
+    def most_gain(self, value: float) -> float:
+        """Return the largest factor that replaces a momentum of ``value``: less where numbers wait
+        longer, for 1 / ratio steps, than momentum lasts.
+        """
+        most: float = min(TOLERATED, self._ratio / (1 - value)) / (1 - value)
+        return most
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         dtype = parts[0].buffer.dtype

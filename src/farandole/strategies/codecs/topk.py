@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.strategies.codecs.base import number
+from farandole.strategies.codecs.momentum import MaskedMomentum
 from farandole.strategies.codecs.sparse import Sparse
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SAMPLE = 4096  # numbers sampled to estimate a bound, below which nothing is sorted
 
 
-class TopK(Sparse):
+class TopK(MaskedMomentum, Sparse):
     """Top-k sparsification (Aji & Heafield 2017; Lin et al. 2018). At least one number per bucket
     is sent.
     """

@@ -59,9 +59,8 @@ class LocalSGD:
             lambda value: 0 <= value < 1,
             "at least 0 and less than 1",
         )
-        self.reference = LastWeightsReference(
-            outer=outer is not None, reach=self.lr / (1 - self.momentum)
-        )
+        reach = self.lr / (1 - self.momentum) if outer is not None else 0.0
+        self.reference = LastWeightsReference(outer=outer is not None, reach=reach)
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH
         self.slots = () if outer is None else ("weights", "zeros")

@@ -1,0 +1,132 @@
+"""The optimizer that takes the results of an exchange, and the strategies and codecs that do not go
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from farandole.base.contracts import Codec, Momentum, Strategy, Voting
+from farandole.checks.catalogue import UNSUITED_OPTIMIZER
+from farandole.checks.finding import Finding
+from farandole.checks.reporting import warn_once
+from farandole.job import context
+
+_LONG = 0.1  # the longest step of a weight whose direction alone is known
+_FAR = 1.5  # the longest outer step, in mean changes, that goes with momentum inside
+_MUCH = 0.5  # momentum inside
+
+
+class InnerOptimizer(NamedTuple):
+    """The facts about one group of an optimizer's parameters that a codec or strategy depends on.
+
+    ``name``: of its class. ``rate``: the learning rate; 0 if unknown. ``momentum``: of a velocity
+    to which gradients are added. ``adaptive``: steps are divided by the size of past gradients, as
+    Adam's are.
+    """
+
+    name: str
+    rate: float = 0.0
+    momentum: Momentum = Momentum()
+    adaptive: bool = False
+
+
+Inner = Callable[[], Sequence[InnerOptimizer]]
+_ADAPTIVE = ("Ada", "Rms", "RMS", "Nadam", "Ftrl", "Lamb", "FTML", "LAMB")
+
+
+def of_named(optimizer: object, rate: object = 0.0) -> InnerOptimizer:
+    """Return the facts about an optimizer of Keras, TensorFlow or MXNet, from its class and
+    attributes. Values that are no plain numbers, as schedules are, count as unknown.
+    """
+    names = [each.__name__ for each in type(optimizer).__mro__]
+    value = _plain(optimizer, "momentum", "_momentum")
+    nesterov = "NAG" in names or any(
+        getattr(optimizer, name, False) is True for name in ("nesterov", "_use_nesterov")
+    )
+    velocity = {"SGD", "NAG", "MomentumOptimizer"} & {*names}
+    return InnerOptimizer(
+        type(optimizer).__name__,
+        float(rate) if isinstance(rate, int | float) else 0.0,
+        Momentum(value, nesterov) if velocity else Momentum(),
+        any(name.startswith(_ADAPTIVE) or "Adam" in name for name in names),
+    )
+
+
+def _plain(optimizer: object, *names: str) -> float:
+    """Return the first of these attributes that is a number from 0 to less than 1; 0 if none is."""
+    for name in names:
+        # optimizers of Keras 2 make a variable of a number when it is read as an attribute
+        numbers = getattr(optimizer, "_hyper", {})
+        found = numbers[name] if name in numbers else getattr(optimizer, name, None)
+        if isinstance(found, int | float) and 0 <= found < 1:
+            return float(found)
+    return 0.0
+
+
+def check_fit(
+    label: str, inner: Sequence[InnerOptimizer], codec: Codec | None, strategy: Strategy | None
+) -> None:
+    """Log the findings about an optimizer that does not go with its codec or strategy, once for
+    each codec or strategy, on rank 0.
+    """
+    settings = context.settings()
+    if context.rank() == 0 and settings.check != "off":
+        for group in inner:
+            for finding in unsuited(label, group, codec, strategy):
+                warn_once(finding)
+
+
+def unsuited(
+    label: str, inner: InnerOptimizer, codec: Codec | None, strategy: Strategy | None
+) -> list[Finding]:
+    """Return the findings about an optimizer with this codec or strategy."""
+    texts = [
+        text
+        for text in (
+            _of_votes(inner, codec) if strategy is None else "",
+            _of_late_numbers(inner, codec) if strategy is None else "",
+            _of_outer_steps(inner, strategy),
+        )
+        if text
+    ]
+    where = getattr(strategy or codec, "spec", "")
+    return [UNSUITED_OPTIMIZER.finding(f"{label}: {text}", where=where) for text in texts]
+
+
+def _of_votes(inner: InnerOptimizer, codec: Codec | None) -> str:
+    value = inner.momentum.value
+    length = inner.rate / (1 - value)
+    if codec is None or inner.adaptive or length <= _LONG:
+        return ""
+    if not (isinstance(codec, Voting) and codec.votes):
+        return ""
+    return (
+        f"codec={codec.spec!r} gives -1, 0 or 1 for each number, so {inner.name} with rate"
+        f" {inner.rate:g} and momentum {value:g} moves each weight by up to {length:g} in a step."
+        " Give a rate as for Adam, 0.001, and momentum 0 (codec 'sign:0.9' has its own)"
+    )
+
+
+def _of_late_numbers(inner: InnerOptimizer, codec: Codec | None) -> str:
+    if codec is None or not inner.adaptive or not getattr(codec, "late", False):
+        return ""
+    return (
+        f"codec={codec.spec!r} sends numbers late or rounded, and {inner.name} divides by their"
+        " size, which is larger than that of the gradients: it learns more slowly. Take SGD with"
+        " momentum, or codec 'int8', 'powersgd:2' or 'threshold:0.01'"
+    )
+
+
+def _of_outer_steps(inner: InnerOptimizer, strategy: Strategy | None) -> str:
+    reach, value = getattr(getattr(strategy, "reference", None), "reach", 0.0), inner.momentum.value
+    if strategy is None or inner.adaptive or value < _MUCH or reach <= _FAR:
+        return ""
+    return (
+        f"strategy={strategy.spec!r} has an outer optimizer whose momentum multiplies the change"
+        f" of each exchange by up to {reach:g}, and {inner.name} inside has momentum {value:g}:"
+        f" weights may grow without bound. Leave the inner momentum out, or give an outer"
+        f" momentum of 0.5 or less and a smaller lr, as in '{strategy.spec.partition(',')[0]},"
+        "lr=0.5,momentum=0.5'"
+    )
