@@ -567,7 +567,7 @@ def test_scripts_with_momentum_learn_with_each_codec() -> None:
             )
             sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), codec=codec)
-            for _ in range(10):
+            for _ in range(20):
                 for rows in torch.randperm(1200).split(60):
                     own = rows[rank::2]
                     optimizer.zero_grad()
