@@ -73,7 +73,7 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         str(table),
         "--output",
         str(tmp_path / "o"),
-        "--columns",
+        "--inputs",
         "x,id",
         "--returns",
         "double",

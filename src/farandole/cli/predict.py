@@ -76,7 +76,7 @@ def _add_files(parser: Parser) -> None:
 def _add_columns(parser: Parser) -> None:
     """Add the options for columns of the input and the output."""
     parser.add_argument(
-        "--columns",
+        "--inputs",
         metavar="A,B",
         help=(
             "input columns of the model (default: the only column, or the only column of arrays)"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from farandole.base.durations import readable
 from farandole.base.log import logger
 from farandole.core.api.objects import broadcast_object
 from farandole.errors import DataError, SettingsError
@@ -215,11 +216,10 @@ class Progress:
             return
         now, epochs = time.monotonic(), self._spec.epochs
         rate = self._rows / max(now - self._epoch_began, 1e-9)
-        left = round((now - self._began) / (epoch + 1 - self._first) * (epochs - epoch - 1))
+        left = (now - self._began) / (epoch + 1 - self._first) * (epochs - epoch - 1)
         shown = "".join(f" {name} {value:.4g}," for name, value in numbers.items())
         messages.log(
-            f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d}"
-            " min left"
+            f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {readable(left)} left"
         )
 
 

@@ -109,15 +109,18 @@ def environment(placement: Placement, connection: Connection, settings: Settings
     # with defaults, because programs read these variables directly
     who = placement.to_env(variables(Placement))
     fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
-    threads = {}
+    chosen = {}
     if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each rank would start a thread per core, and the ranks would compete for cores.
-        threads["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
+        chosen["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
+    if placement.rank and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+        # TensorFlow's lines about the machine are the same on all ranks; errors still appear
+        chosen["TF_CPP_MIN_LOG_LEVEL"] = "1"
     networks = {}
     if settings.network_interfaces:
         wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # read by torch.distributed
         networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
-    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
+    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **chosen, **networks}
 
 
 def _origin(env: Mapping[str, str]) -> str:

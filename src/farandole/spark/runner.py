@@ -51,6 +51,7 @@ class HorovodRunner:
         Raises JobFailedError with the traceback of the failed rank; SettingsError if the job cannot
         start (too few task slots; something that cannot be pickled).
         """
+        __tracebackhide__ = True  # IPython and pytest omit this frame
         call = check_call(main, (), kwargs)
         try:
             return driver.run(self._job(call))[0]

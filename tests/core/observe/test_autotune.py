@@ -277,6 +277,18 @@ def test_unnamed_collectives_make_steps_too(clock: list[float]) -> None:
     assert car.sizes.fusion_threshold == 64 * MB
 
 
+@pytest.mark.parametrize(("steps", "reported"), [(300, True), (5000, False)])
+def test_a_job_that_is_too_short_is_reported(
+    steps: int, reported: bool, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    car = Car(clock)
+    tuner = tuner_of(car, Settings())
+    car.drive(tuner, lambda *_: 0.010, steps)
+    assert tuner.done != reported
+    tuner.close()
+    assert mentions(caplog.text, "--autotune-bayes-opt-max-samples") == reported
+
+
 def test_a_log_that_cannot_be_written_is_named() -> None:
     with pytest.raises(
         SettingsError, match=mentioning("--autotune-log-file", "'/nowhere/log.csv'")

@@ -491,7 +491,7 @@ while not os.path.exists(sys.argv[1]):
 """
     main, side = pty.openpty()
     command = [PY, "-m", "farandole.cli", "run", "-np", "2", PY, "-c", code, str(tmp_path / "seen")]
-    steps = re.compile(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left")
+    steps = re.compile(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+(:\d\d)? \w+ left")
     env = {**jobs.env, "TERM": "xterm", "COLUMNS": "160"}
     with subprocess.Popen(
         command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True

@@ -156,3 +156,15 @@ def test_install_reports_how_the_process_ends(body: str, status: str, code: int)
             assert "boom" in done.stderr or "hook" in body, "the traceback is printed as usual"
     finally:
         store.close()
+
+
+def test_an_error_of_a_keras_layer_in_two_lines() -> None:
+    """The first line only names the layer."""
+    text = (
+        "Exception encountered when calling Dense.call().\n\n\x1b[1mbad shape (8, 3)\x1b[0m\n\nmore"
+    )
+    words = Outcome(status="error", kind="ValueError", message=text).words
+    assert words.endswith(
+        "ValueError: Exception encountered when calling Dense.call(). bad shape (8, 3)"
+    )
+    assert Outcome(status="error", kind="OSError", message="a\nb").words.endswith("OSError: a")

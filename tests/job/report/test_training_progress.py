@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from farandole.job.config.rank_variables import STATUS
 from farandole.job.launch.status import described
 from farandole.job.report import training_progress
 from farandole.job.report.training_progress import TrainingProgress
+from farandole.net.handshake import new_secret
+from farandole.net.store import StoreServer
 
 
 def test_nothing_to_tell() -> None:
@@ -59,7 +66,7 @@ def test_time_left() -> None:
     counter.steps += 40
     found = told.report(4.0)
     assert found == {"step": 40, "rate": 10.0, "epoch": 2, "epochs": 3, "steps": 100, "left": 16.0}
-    assert described(found) == ["epoch 2/3", "step 40/100", "10 steps/s", "0:00:16 left"]
+    assert described(found) == ["epoch 2/3", "step 40/100", "10 steps/s", "16 s left"]
 
 
 def test_rows_and_the_loss_of_the_epoch_before() -> None:
@@ -73,7 +80,7 @@ def test_rows_and_the_loss_of_the_epoch_before() -> None:
         "step 40/100",
         "loss 0.1235",
         "2,560 rows/s",
-        "0:00:16 left",
+        "16 s left",
     ]
 
 
@@ -95,3 +102,26 @@ def test_no_thread_where_nobody_looks(
     monkeypatch.setenv("FARANDOLE_RANK", rank)
     training_progress.counter().steps += 1
     assert training_progress._thread is None
+
+
+def test_the_last_step_is_reported_at_the_end() -> None:
+    secret = new_secret()
+    store = StoreServer(secret)
+    found: list[bytes] = []
+    store.hooks.append(lambda key, value: found.append(bytes(value)))
+    env = {
+        STATUS: "1",
+        "FARANDOLE_STORE": store.address,
+        "FARANDOLE_SECRET": secret,
+        "FARANDOLE_RANK": "0",
+        "FARANDOLE_SIZE": "2",
+    }
+    code = (
+        "from farandole.job.report import training_progress\n"
+        "training_progress.counter().steps += 53"
+    )
+    try:
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, check=True)
+    finally:
+        store.close()
+    assert [json.loads(value)["step"] for value in found] == [53]

@@ -230,6 +230,14 @@ class Tuner(Observer):
         self._bytes += nbytes
 
     def close(self) -> None:
+        if not self.done and self._begin is not None:
+            logger.warning(
+                "autotune has not finished: the job was too short, and its sizes are not known to"
+                " be the fastest. Train for more steps, or lower --autotune-bayes-opt-max-samples"
+                " (%d) or --autotune-steps-per-sample (%d)",
+                self._settings.autotune_bayes_opt_max_samples,
+                self._settings.autotune_steps_per_sample,
+            )
         self.done = True
         if self._log is not None:
             with contextlib.suppress(OSError):  # it failed to be written before
@@ -268,6 +276,7 @@ class Tuner(Observer):
         except StopIteration as end:
             point = end.value
             logger.info("autotune: fusion threshold %d bytes, buckets of %d bytes", *point)
+            self.done = True
             self.close()
         if point != self._point:
             self._point = point

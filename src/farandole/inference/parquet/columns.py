@@ -67,7 +67,7 @@ def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | No
     if len(chosen) != 1:
         raise SettingsError(
             f"the input has columns {', '.join(schema.names)}. Choose the model's inputs among"
-            " them (inputs=, --columns)"
+            " them (inputs=, --inputs)"
         )
     return [chosen[0].name]
 

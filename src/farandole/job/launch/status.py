@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, TextIO
 
+from farandole.base.durations import readable
 from farandole.job.launch.output import OutputStreams, is_terminal
 
 FIRST = 2.0  # seconds: a shorter job shows no status
@@ -58,7 +59,7 @@ class Status:
 
 def described(progress: Mapping[str, Any]) -> list[str]:
     """Format progress: ``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` gives "epoch
-    2/5", "17.5 steps/s", "0:01:01 left".
+    2/5", "17.5 steps/s", "1:01 min left".
     """
     found = []
     for name in ("epoch", "step"):
@@ -72,7 +73,7 @@ def described(progress: Mapping[str, Any]) -> list[str]:
     elif progress.get("rate"):
         found.append(f"{progress['rate']:.3g} steps/s")
     if progress.get("left"):
-        found.append(f"{clock(progress['left'])} left")
+        found.append(f"{readable(progress['left'])} left")
     return found
 
 

@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     @property
     def words(self) -> str:
         """The error in one line, as the end of "rank 1 ..."."""
-        first = self.message.strip().split("\n", 1)[0]
+        first = _summary(self.message)
         return (
             f"{'was interrupted' if self.interrupted else 'failed'}:"
             f" {': '.join(filter(None, (self.kind, first)))}"
@@ -111,6 +111,17 @@ class Outcome(NamedTuple):
         """
         found = [outcome for outcome in map(cls.of, caught[:1]) if outcome.status == "victim"]
         return found[0]._replace(status="ok") if found else cls(status="ok")
+
+
+def _summary(message: str) -> str:
+    """Return a message's first line; for Keras the next one too, because its first line only names
+    the layer.
+    """
+    import re  # imported here because most ranks end successfully
+
+    lines = [line for line in re.sub(r"\x1b\[\d*m", "", message).splitlines() if line.strip()]
+    keras = lines[:1] and lines[0].startswith("Exception encountered when calling")
+    return " ".join(line.strip() for line in lines[: 2 if keras else 1])
 
 
 def _text(error: BaseException) -> str:

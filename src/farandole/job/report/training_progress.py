@@ -6,6 +6,7 @@ thread that reads the counts and reports them to the driver once a second.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -24,10 +25,14 @@ WINDOW = 10  # number of reports over which the rate is averaged
 class Counter:
     """The steps of one optimizer: ``counter.steps += 1``."""
 
-    __slots__ = ("__weakref__", "steps")
+    __slots__ = ("__weakref__", "_owner", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: TrainingProgress) -> None:
         self.steps = 0
+        self._owner = owner
+
+    def __del__(self) -> None:
+        self._owner.ended_steps = self.steps
 
 
 class Epoch(NamedTuple):
@@ -52,18 +57,22 @@ class TrainingProgress:
     """The counters of this process, and its current epoch."""
 
     def __init__(self) -> None:
+        self.ended_steps = 0  # of the optimizer that was freed last
         self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
         self._epoch: Epoch | None = None
         self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
     def counter(self) -> Counter:
-        made = Counter()
+        made = Counter(self)
         self._counters.add(made)
         return made
 
     def steps(self) -> int:
-        """Return the step count of the most active optimizer; some programs have several."""
-        return max((counter.steps for counter in list(self._counters)), default=0)
+        """Return the step count of the most active optimizer; some programs have several. Without
+        one, return that of the last one.
+        """
+        counted = (counter.steps for counter in list(self._counters))
+        return max(counted, default=self.ended_steps)
 
     def epoch(
         self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None
@@ -106,6 +115,8 @@ def counter() -> Counter:
         if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
             _thread = threading.Thread(target=_report, name="farandole-progress", daemon=True)
             _thread.start()
+            # so that an ended job shows its last step, not that of the last second
+            atexit.register(_report_now)
     return _progress.counter()
 
 
@@ -124,6 +135,10 @@ def epoch(
 def _report() -> None:
     while True:
         time.sleep(EVERY)
-        facts = _progress.report(time.monotonic())
-        if facts:
-            messages.progress(**facts)
+        _report_now()
+
+
+def _report_now() -> None:
+    facts = _progress.report(time.monotonic())
+    if facts:
+        messages.progress(**facts)
