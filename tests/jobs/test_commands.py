@@ -268,6 +268,28 @@ def test_wrong_arguments_are_one_line(home: RunsHome, arguments: list[str], caps
     assert error.count("\n") == 1
 
 
+def test_targets_are_defined_checked_and_removed(home: RunsHome, capsys: Output) -> None:
+    assert printed(capsys, "targets").split()[3] == "local"
+    add = ["targets", "add", "small", "--kind", "local", "--option", "cores=2", "--max-nodes", "1"]
+    assert "yes" in printed(capsys, *add)
+    (found,) = [t for t in json.loads(printed(capsys, "targets", "--json")) if t["name"] == "small"]
+    assert (found["options"], found["max_nodes"]) == ({"cores": "2"}, 1)
+    assert json.loads(printed(capsys, "targets", "show", "small", "--json"))["obstacle"] == ""
+    for wrong in (
+        ["add", "x"],
+        ["add", "x", "--kind", "moon"],
+        ["add", "x", "--kind", "ssh"],
+        ["add", "../x", "--kind", "local"],
+        ["add", "x", "--kind", "local", "--option", "speed=9"],
+        ["remove", "local"],
+        ["show", "nothing"],
+        ["show"],
+    ):
+        assert main(["targets", *wrong]) == 2
+    printed(capsys, "targets", "remove", "small")
+    assert "small" not in printed(capsys, "targets")
+
+
 def test_sizes_and_times_are_read() -> None:
     assert [size("1"), size("2K"), size("1.5G"), size("1GiB")] == [1, 2048, 3 << 29, 1 << 30]
     assert [duration("90"), duration("2m"), duration("1.5h")] == [90, 120, 5400]

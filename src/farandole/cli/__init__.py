@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "show what differs between runs",
     "rerun": "submit a run again",
     "stop": "end runs",
+    "targets": "list or define the places where runs are executed",
     "export": "write a run to an archive",
     "gc": "delete old runs",
     "completion": "complete this command in bash, zsh or fish",
