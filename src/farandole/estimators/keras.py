@@ -20,9 +20,9 @@ from farandole.estimators.loaders.keras_arguments import (
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
-from farandole.estimators.spec import Result, Spec, direction
+from farandole.estimators.spec import OutputKind, Result, Spec, direction
 from farandole.estimators.trainers.keras.check import by_name, check
-from farandole.estimators.trainers.keras.compiling import compile_options
+from farandole.estimators.trainers.keras.compiling import compile_options, output_kind
 from farandole.estimators.trainers.keras.state import load, slots
 from farandole.estimators.trainers.keras.trainer import train
 
@@ -94,6 +94,11 @@ class KerasEstimator(DistributedEstimator):
             "loss": plain(options["loss"]),
             "model": digest(layers),
         }
+
+    def kind_of_outputs(self, payload: Mapping[str, Any]) -> OutputKind | None:
+        packed = payload["model"]
+        with packed.scope():
+            return output_kind(compile_options(packed.package(), payload)["loss"])
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()

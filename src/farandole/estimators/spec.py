@@ -63,6 +63,18 @@ class Columns(NamedTuple):
         )
 
 
+KINDS = ("logits", "probabilities", "log_probabilities")
+
+
+class OutputKind(NamedTuple):
+    """What a classifier returns: one of ``KINDS``. ``binary``: each number is of a class of its
+    own against all others.
+    """
+
+    name: str
+    binary: bool
+
+
 class Reading(NamedTuple):
     """Settings for batches of rows. ``batch_size``: of a rank. ``steps``: batches per epoch, None
     for all.

@@ -17,9 +17,14 @@ from farandole.estimators.loaders.torch import Loader
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare, shapes
-from farandole.estimators.spec import Result, Spec
+from farandole.estimators.spec import OutputKind, Result, Spec
 from farandole.estimators.trainers.torch.check import check
-from farandole.estimators.trainers.torch.losses import constructor, losses, refuse_class
+from farandole.estimators.trainers.torch.losses import (
+    constructor,
+    losses,
+    output_kind,
+    refuse_class,
+)
 from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train
 
@@ -108,6 +113,10 @@ class TorchEstimator(DistributedEstimator):
             "loss": plain(payload["losses"]),
             "model": digest(repr(payload["model"])),
         }
+
+    def kind_of_outputs(self, payload: Mapping[str, Any]) -> OutputKind | None:
+        chosen = payload.get("losses") or [None]  # a LightningModule has its own
+        return output_kind(chosen[0])
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         return check(spec, batch)

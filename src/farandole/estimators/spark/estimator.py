@@ -20,11 +20,21 @@ from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
 from farandole.estimators.nonfinite import check_nonfinite
+from farandole.estimators.spark.classification import PARAMS as CLASSES
+from farandole.estimators.spark.classification import ClassColumns
 from farandole.estimators.spark.param_grid import ParamGridFits
-from farandole.estimators.spark.params import EstimatorParams
+from farandole.estimators.spark.params import EstimatorParams, declare
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.write import padded, prepared
-from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
+from farandole.estimators.spec import (
+    Columns,
+    OutputKind,
+    Reading,
+    Result,
+    Spec,
+    Watching,
+    direction,
+)
 from farandole.estimators.trainers import rank
 from farandole.job.report import pickling
 from farandole.job.spark import session
@@ -61,6 +71,7 @@ POOLS = ("thread", "dummy", "process")
 Pair = tuple[ParquetData, ParquetData | None]
 
 
+@declare(CLASSES)
 class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
     """The common part of all frameworks' estimators. A subclass has ``train`` (the function for
     ranks), ``payload``, ``check`` and ``model_of``.
@@ -98,6 +109,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         objects.
         """
         return {}
+
+    def kind_of_outputs(self, payload: Mapping[str, Any]) -> OutputKind | None:
+        """Return what the loss takes from a classifier; None if it is no loss of a classifier, or
+        unknown.
+        """
+        return None
 
     def env(self) -> dict[str, str]:
         """Return environment variables for the ranks."""
@@ -227,6 +244,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             outputs = self.check(spec, first(data, spec.columns))
         except ImportError:  # without pyarrow: the ranks check
             outputs = None
+        kind = self.kind_of_outputs(spec.payload)
+        if outputs is not None:  # before training starts
+            ClassColumns.of(self, kind).made(outputs[0])
         packed = pickling.pack(spec, "the training")
         one_gpu = spec.use_gpu if self._greedy else None
         results = backend.run(rank.fit, args=(self.train, packed, one_gpu), env=self.env())
@@ -240,12 +260,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         }
         metadata = {
             "outputs": outputs,
+            "output_kind": None if kind is None else tuple(kind),
             "shapes": shapes,
             "dtypes": dtypes,
             "options": reading(data, spec.columns),
             "labels": {name: labels[name] for name in spec.columns.labels if name in labels},
         }
-        return self.model_of(result, spec, metadata)
+        model = self.model_of(result, spec, metadata)
+        chosen = {row.name: self._value(row.name) for row in CLASSES}
+        return model.setParams(**chosen) if ClassColumns.of(self, kind).names else model
 
     def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
         value, seed = self._value, self._seed()
@@ -367,6 +390,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 raise SettingsError(f"{name}={value(name)} must be at least 1")
         self._check_choices()
         self._check_named()
+        labels = value("label_cols")
+        ClassColumns.of(self, None).check(labels, [f"{label}__output" for label in labels])
         weights = value("loss_weights")
         if weights is not None and len(weights) != len(value("label_cols")):
             raise SettingsError(

@@ -13,11 +13,14 @@ from pyspark.sql import types as T
 
 from farandole.data.spark_names import quote
 from farandole.errors import DataError, SettingsError
+from farandole.estimators.spark.classification import PARAMS as CLASSES
+from farandole.estimators.spark.classification import ClassColumns
 from farandole.estimators.spark.fields import field_of, unfound
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
 from farandole.estimators.spark.validate import array_of
+from farandole.estimators.spec import OutputKind
 
 MODEL = (
     Row("history", None, "the metrics of each epoch"),
@@ -43,7 +46,7 @@ MODEL = (
 )
 
 
-@declare(MODEL)
+@declare((*MODEL, *CLASSES))
 class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
     """The common part of all frameworks' models. A subclass has ``loader``."""
 
@@ -90,22 +93,27 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         shapes = self._shapes(dataset, columns)
         returns = [_returned(shape) for shape in shapes]
         rows = self.getOrDefault("batch_size")
-        named, types = (
-            dict(zip(features, columns, strict=True)),
-            dict(zip(outputs, returns, strict=True)),
-        )
+        classes = self._class_columns()
+        classes.check(labels, outputs)
+        finished = {
+            name: (index, self._finished(dataset, label, kind))
+            for index, (name, label, kind) in enumerate(zip(outputs, labels, returns, strict=True))
+        }
+        for name, make in classes.made(shapes[0]).items():
+            finished[name] = (0, make)
         return predicted(
             dataset,
-            named,
+            dict(zip(features, columns, strict=True)),
             self.loader(),
-            types,
+            returns,
             rows,
-            {
-                name: self._finished(dataset, label, kind)
-                for name, label, kind in zip(outputs, labels, returns, strict=True)
-            },
+            finished,
             (self.getOrDefault("_metadata") or {}).get("options", {}),
         )
+
+    def _class_columns(self) -> ClassColumns:
+        kind = (self.getOrDefault("_metadata") or {}).get("output_kind")
+        return ClassColumns.of(self, None if kind is None else OutputKind(*kind))
 
     def _check_texts(self, dataset: Any, features: Sequence[str]) -> None:
         """Raise DataError for texts if the model was trained on numbers."""

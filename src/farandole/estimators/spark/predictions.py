@@ -30,18 +30,18 @@ def predicted(
     frame: Any,
     columns: Mapping[str, Any],
     loader: Callable[[], Callable[..., Any]],
-    returns: Mapping[str, str],
+    returns: Sequence[str],
     rows: int,
-    finished: Mapping[str, Callable[[Any], Any]],
+    finished: Mapping[str, tuple[int, Callable[[Any], Any]]],
     options: Mapping[str, Any],
 ) -> Any:
-    """Return ``frame`` with a column for each of ``returns`` (name: type), replacing columns of
-    that name.
+    """Return ``frame`` with the columns ``finished``, replacing columns of their names.
 
-    ``columns`` (name: column): the inputs of the loader's model. ``finished``: the conversion of
-    each output. ``options``: how the columns are read, one for each.
+    ``columns`` (name: column): the inputs of the loader's model. ``returns``: the type of each
+    output. ``finished`` (name: output's number, function): makes a column of an output.
+    ``options``: how the columns are read, one for each.
     """
-    fields = ",".join(f"o{index}:{kind}" for index, kind in enumerate(returns.values()))
+    fields = ",".join(f"o{index}:{kind}" for index, kind in enumerate(returns))
     held = unused(frame)
     function = predict_udf_from_loader(
         loader,
@@ -52,7 +52,7 @@ def predicted(
         **options,
     )
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
-    added = {name: finished[name](F.col(f"{held}.o{index}")) for index, name in enumerate(returns)}
+    added = {name: make(F.col(f"{held}.o{index}")) for name, (index, make) in finished.items()}
     # no select, because other columns may have duplicate names
     return whole.drop(*added).withColumns(added).drop(held)
 

@@ -10,7 +10,7 @@ from typing import Any
 from farandole.errors import DataError
 from farandole.estimators.loaders.keras import output_list
 from farandole.estimators.loaders.keras_arguments import open_arguments
-from farandole.estimators.spec import Spec
+from farandole.estimators.spec import OutputKind, Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +42,34 @@ def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
             " in the order of label_cols"
         )
     return tuple(labels)
+
+
+_ENTROPIES = {  # functions and classes of Keras, without underscores: whether of two classes
+    "sparsecategoricalcrossentropy": False,
+    "categoricalcrossentropy": False,
+    "categoricalfocalcrossentropy": False,
+    "binarycrossentropy": True,
+    "binaryfocalcrossentropy": True,
+    "bce": True,
+}
+
+
+def output_kind(loss: Any) -> OutputKind | None:
+    """Return what one of Keras's losses takes from a classifier; None for other losses, and for
+    those of several outputs.
+    """
+    while isinstance(loss, list | tuple | dict) and len(loss) == 1:
+        loss = next(iter(loss.values() if isinstance(loss, dict) else loss))
+    if isinstance(loss, str):
+        name, module = loss, "keras."
+    else:
+        named = loss if hasattr(loss, "__name__") else type(loss)
+        name, module = named.__name__, f"{named.__module__}."
+    binary = _ENTROPIES.get(name.lower().replace("_", ""))
+    if binary is None or not module.startswith(("keras.", "tf_keras.")):
+        return None
+    config = loss.get_config() if hasattr(loss, "get_config") else {}
+    return OutputKind("logits" if config.get("from_logits") else "probabilities", binary)
 
 
 def losses_of(losses_given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:

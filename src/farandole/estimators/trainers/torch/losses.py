@@ -13,7 +13,7 @@ import torch
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators.loaders.arrays import fits, rows_of
 from farandole.estimators.loaders.torch import output_list
-from farandole.estimators.spec import Spec
+from farandole.estimators.spec import OutputKind, Spec
 from farandole.estimators.trainers.shape_errors import check_output_count
 from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, summed
 
@@ -38,6 +38,26 @@ def losses(losses_given: Sequence[Any]) -> list[Callable[..., Any]]:
             )
         checked.append(getattr(functions, loss) if isinstance(loss, str) else loss)
     return checked
+
+
+_KINDS = {  # functions and classes of torch, without "Loss" and underscores
+    "crossentropy": OutputKind("logits", False),
+    "multimargin": OutputKind("logits", False),
+    "nll": OutputKind("log_probabilities", False),
+    "binarycrossentropywithlogits": OutputKind("logits", True),
+    "bcewithlogits": OutputKind("logits", True),
+    "binarycrossentropy": OutputKind("probabilities", True),
+    "bce": OutputKind("probabilities", True),
+}
+
+
+def output_kind(loss: Any) -> OutputKind | None:
+    """Return what one of torch's losses takes from a classifier; None for other losses."""
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    if not (getattr(named, "__module__", "") or "").startswith("torch."):
+        return None
+    name = named.__name__.lower().replace("_", "").removesuffix("loss")
+    return _KINDS.get(name)
 
 
 def refuse_class(parameter: str, value: Any) -> None:
