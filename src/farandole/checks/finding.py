@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
+
+from farandole.job.config.rank_variables import RUN_VARIABLE
 
 _KEPT = 100  # findings of one process
 
@@ -52,8 +55,14 @@ _findings: deque[Finding] = deque(maxlen=_KEPT)
 
 
 def record(finding: Finding) -> None:
-    """Keep a finding of this process."""
+    """Keep a finding of this process, and of the run to which it belongs."""
     _findings.append(finding)
+    if os.environ.get(RUN_VARIABLE):
+        # imported here because most jobs leave no run
+        from farandole.job.tracking import tracker
+
+        if (run := tracker.current()) is not None:
+            run.record(tracker.FINDING, **finding._asdict())
 
 
 def findings() -> tuple[Finding, ...]:

@@ -30,6 +30,9 @@ class Observer:
 
     # Seconds by which the job's clock is ahead of this rank's monotonic clock; for ``settled``.
     clock: float = 0.0
+    # Whether ``started`` and ``finished`` are needed for every collective. If not, the engine keeps
+    # its fast path for small ones, which it does not report.
+    every: bool = True
 
     def agreed(self, responses: Sequence[Response]) -> None:
         """Handle new decisions of the ranks; each decision is reported once."""

@@ -197,6 +197,11 @@ class Engine:
 
     # For observers.
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which this rank has waited for other ranks to request the same."""
+        return self._wait_reports.posted_seconds
+
     def missing(self) -> dict[str, tuple[int, ...]]:
         """See ``Negotiation.missing``. Call it only in an observer's ``waiting``."""
         return self._rounds.missing()
@@ -355,7 +360,10 @@ class Engine:
         round.
         """
         self._idle = True
+        began = monotonic()
         self.transport.board.wait(_TICK, spin=spin)
+        if self._outbox.posted:
+            self._wait_reports.posted_seconds += monotonic() - began
         self._idle = False
 
     def _post(self) -> None:
@@ -402,7 +410,7 @@ class Engine:
         entry, outbox = item.entry, self._outbox
         with self._mutex:
             busy = outbox.queue or outbox.batch or outbox.posted or self._notes.attached
-            if busy or self.observers.running or self._closing or self._ended is not None:
+            if busy or self.observers.every or self._closing or self._ended is not None:
                 return False
             if not entry.serial:
                 outbox.names |= {entry.request.name}

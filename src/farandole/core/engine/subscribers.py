@@ -9,7 +9,8 @@ from farandole.base.contracts import Observer, Transport
 
 class Subscribers:
     """The observers of one engine, by event. An event without observers costs the test of an empty
-    list. ``running``: observers of ``started`` and ``finished``.
+    list. ``running``: observers of ``started`` and ``finished``; ``every``: one of them needs all
+    of these events.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -39,6 +40,7 @@ class Subscribers:
         self.agreed = self._overriding("agreed")
         self.settled = self._overriding("settled")
         self.running = self._overriding("started", "finished")
+        self.every = any(observer.every for observer in self.running)
         self.part = self._overriding("part")
         self.transferred = self._overriding("transferred")
         self.waiting = self._overriding("waiting")

@@ -15,11 +15,13 @@ from farandole.errors import StalledError
 
 class WaitReports:
     """The reports of one engine. ``running``: the started collectives, which may wait for other
-    ranks inside the transport.
+    ranks inside the transport. ``posted_seconds``: the total time between this rank's posts and
+    those of the last rank.
     """
 
     def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:
         self.running: Sequence[Item] = ()
+        self.posted_seconds = 0.0
         self._transport = transport
         self._rounds = rounds
         self._observers = observers

@@ -18,11 +18,13 @@ from farandole.errors import SettingsError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.horovod import built_for
 from farandole.job.config.output_files import DYNAMIC
+from farandole.job.config.rank_variables import RUN_VARIABLE
 from farandole.job.report import keys
 from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
     from farandole.core.observe.timeline import Timeline
+    from farandole.job.tracking.sampler import Sampler
 
 # Maximum seconds before a rank connects to the store for the stall check.
 _LONGEST_DELAY = 5.0
@@ -61,6 +63,12 @@ class Observers:
             if settings.timeline != DYNAMIC:
                 self._start_timeline(settings.timeline, settings.timeline_mark_cycles, on=True)
 
+        self._sampler: Sampler | None = None
+        if os.environ.get(RUN_VARIABLE):
+            # imported here because most jobs leave no run
+            from farandole.job.tracking import sampler
+
+            self._sampler = sampler.begin(placement.rank)
         self._stall_checks: list[StallCheck] = []
         self._stack_query: StoreQuery | None = None
         if client is not None and placement.size > 1 and not settings.stall_check_disable:
@@ -90,6 +98,8 @@ class Observers:
         names in the timeline, where two sets may have tensors with the same name.
         """
         observers: list[Observer] = [self.exchange_counts]
+        if self._sampler is not None:
+            observers.append(self._sampler.times)
         if not self._settings.stall_check_disable:
             check = StallCheck(self._settings, transport.rank, ranks, self._stack_query)
             self._stall_checks.append(check)
@@ -99,7 +109,9 @@ class Observers:
         return observers
 
     def attach(self, engine: Engine) -> None:
-        """Attach the tuner to ``engine``, the engine of all ranks."""
+        """Attach the tuner and the sampler to ``engine``, the engine of all ranks."""
+        if self._sampler is not None:
+            self._sampler.engine = engine
         if self._tuner is not None:
             self._tuner.attach(engine)
             engine.observers.add(self._tuner)
@@ -155,6 +167,8 @@ class Observers:
         )
 
     def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
         if self._stack_query is not None:
             self._stack_query.close()
         if self.timeline is not None:

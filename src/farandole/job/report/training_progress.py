@@ -102,6 +102,9 @@ class TrainingProgress:
                 found["left"] = max(0.0, ((of - number + 1) * length - (steps - began)) / rate)
         return found
 
+    def current_epoch(self) -> Epoch | None:
+        return self._epoch
+
 
 _progress = TrainingProgress()
 _lock = threading.Lock()
@@ -118,6 +121,16 @@ def counter() -> Counter:
             # so that an ended job shows its last step, not that of the last second
             atexit.register(_report_now)
     return _progress.counter()
+
+
+def steps() -> int:
+    """Return the number of steps of this process; see ``TrainingProgress.steps``."""
+    return _progress.steps()
+
+
+def current_epoch() -> Epoch | None:
+    """Return the present epoch; None if no epoch has begun."""
+    return _progress.current_epoch()
 
 
 def epoch(

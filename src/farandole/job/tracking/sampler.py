@@ -1,0 +1,164 @@
+"""Samples of memory, processor, GPU and speed of the training, every few seconds.
+
+A thread of its own records them. The thread that trains only adds up the times of its exchanges.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from farandole.base.contracts import Observer
+from farandole.base.host import content
+from farandole.base.types import Kind
+from farandole.job.report import training_progress
+from farandole.job.tracking import tracker
+from farandole.job.tracking.gpu import Gpu
+
+FIRST, EVERY = 1.0, 5.0  # seconds until the first sample, and between two samples
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class WaitingEngine(Protocol):
+    """``waited``: seconds for which this rank has waited for others to ask for the same."""
+
+    @property
+    def waited(self) -> float: ...
+
+
+class ExchangeTimes(Observer):
+    """Adds up the seconds that collectives take, and their bytes."""
+
+    every = False
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.nbytes = 0
+        self._began = 0.0
+
+    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._began = time.monotonic()
+
+    def finished(self, kind: Kind, names: Sequence[str]) -> None:
+        self.seconds += time.monotonic() - self._began
+
+
+class Sampler:
+    """Records samples of this rank from ``init`` to ``shutdown``."""
+
+    def __init__(self, rank: int) -> None:
+        self.times = ExchangeTimes()
+        self.engine: WaitingEngine | None = None
+        self._tracker = tracker.begin(rank)
+        self._speed = Speed()
+        self._cpu = CpuShare()
+        self._gpu = Gpu(os.environ)
+        self._epoch = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="farandole-sampler", daemon=True)
+        if self._tracker is not None:
+            self._thread.start()
+
+    def _run(self) -> None:
+        pause = FIRST
+        while not self._over.wait(pause):
+            self.sample()
+            pause = EVERY
+
+    def close(self) -> None:
+        """Record the last sample and end the thread."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+            self.sample()
+        self._gpu.close()
+
+    def sample(self) -> None:
+        """Record one sample."""
+        here = self._tracker
+        if here is None:
+            return
+        now = time.monotonic()
+        values = {**memory(), **self._cpu.sample(now), **self._gpu.sample()}
+        here.record(tracker.SYSTEM, values=values)
+        steps = training_progress.steps()
+        epoch = training_progress.current_epoch()
+        waited = self.engine.waited if self.engine is not None else 0.0
+        rows = epoch.rows if epoch is not None else 0.0
+        speed = self._speed.sample(now, steps, rows, self.times.seconds, waited, self.times.nbytes)
+        if speed:
+            here.record(tracker.SYSTEM, step=steps, values=speed)
+        if epoch is not None and epoch.loss is not None and epoch.number != self._epoch:
+            here.scalars({"loss": epoch.loss}, epoch.number - 1)
+            self._epoch = epoch.number
+
+
+class Speed:
+    """The speed of the training between two samples."""
+
+    def __init__(self) -> None:
+        self._last = (time.monotonic(), 0, 0.0, 0.0, 0)
+
+    def sample(
+        self, now: float, steps: int, rows: float, exchange: float, waited: float, nbytes: int
+    ) -> dict[str, float]:
+        """Return the values since the last sample; empty without new steps.
+
+        ``steps``, ``exchange``, ``waited`` and ``nbytes`` are totals so far; ``rows`` are the rows
+        of all ranks per step.
+        """
+        before = self._last
+        done = steps - before[1]
+        if done <= 0 or now <= before[0]:
+            if done < 0:  # another optimizer
+                self._last = now, steps, exchange, waited, nbytes
+            return {}
+        self._last = now, steps, exchange, waited, nbytes
+        rate = done / (now - before[0])
+        return {
+            "training/steps_per_second": rate,
+            **({"training/rows_per_second": rate * rows} if rows else {}),
+            "training/exchange_seconds_per_step": (exchange - before[2]) / done,
+            "training/wait_seconds_per_step": (waited - before[3]) / done,
+            "training/exchange_bytes_per_step": (nbytes - before[4]) / done,
+        }
+
+
+class CpuShare:
+    """The processor time of this process and its host, in cores."""
+
+    def __init__(self) -> None:
+        self._last = (time.monotonic(), _process_seconds())
+
+    def sample(self, now: float) -> dict[str, float]:
+        before, seconds = self._last
+        spent = _process_seconds()
+        self._last = now, spent
+        cores = (spent - seconds) / (now - before) if now > before else 0.0
+        return {"system/cpu_cores": cores, "system/host_load": os.getloadavg()[0]}
+
+
+def _process_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def memory() -> dict[str, float]:
+    """Return the memory of this process and the free memory of its host in bytes."""
+    found: dict[str, float] = {}
+    pages = content("/proc/self/statm").split()
+    if len(pages) > 1:
+        found["system/memory_bytes"] = int(pages[1]) * _PAGE
+    for line in content("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found["system/host_memory_available_bytes"] = int(line.split()[1]) * 1024
+    return found
+
+
+def begin(rank: int) -> Sampler:
+    """Return a started sampler of ``rank``."""
+    return Sampler(rank)
