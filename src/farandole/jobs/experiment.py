@@ -98,12 +98,14 @@ class ScriptRun(RunOptions):
         script: A Python script in that folder.
         arguments: The script's arguments; ``{name}`` stands for the path of an input.
         command: A command instead of a script: a list of words, or a line for the shell.
+        snapshot_limit: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
 
     source_directory: str
     script: str = ""
     arguments: Sequence[Any] = ()
     command: Sequence[str] | str = ()
+    snapshot_limit: int = 0
 
     def words(self) -> tuple[str, ...]:
         """Return the command. Raises SettingsError unless there is either a script or one."""
@@ -119,7 +121,9 @@ class ScriptRun(RunOptions):
     def submission(self, experiment: str) -> Submission:
         """Return what an experiment submits."""
         spec = self.spec(experiment, self.words(), self.source_directory)
-        return Submission(spec, os.fspath(self.source_directory))
+        return Submission(
+            spec, os.fspath(self.source_directory), snapshot_limit=self.snapshot_limit
+        )
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,18 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from farandole.errors import SettingsError
+from farandole.errors import RunError, SettingsError
 from farandole.job.launch.job import Call
 from farandole.job.report import pickling
 from farandole.job.runs.folder import RunFolder, make_private, write_json
 from farandole.job.runs.home import RunsHome, check_experiment
 from farandole.job.runs.spec import RunSpec
-from farandole.jobs import environ, environments, inputs, mirrors, source_control, spool
-from farandole.jobs.snapshot import take
+from farandole.jobs import environ, environments, inputs, mirrors, snapshot, source_control, spool
+from farandole.jobs.snapshot.limits import limit_of
+from farandole.jobs.snapshot.scan import SourceScan
 from farandole.jobs.supervisor.wake import ensure_running
 from farandole.jobs.targets import load_target
 
@@ -29,33 +31,38 @@ class Submission(NamedTuple):
     - ``source``: The folder to take a snapshot of; empty for none.
     - ``call``: A function with its arguments, instead of the spec's command.
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
+    - ``snapshot_limit``: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
 
     spec: RunSpec
     source: str = ""
     call: Call | None = None
     snapshot: str = ""
+    snapshot_limit: int = 0
 
 
 def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     """Create the run, put it into the queue and return its folder.
 
     The run starts when its target has a place for it. Raises SettingsError, before anything is
-    created, for a request that cannot succeed.
+    created, for a request that cannot succeed; RunError if the folder cannot be written.
     """
     home = home or RunsHome()
     check(submission, home)
     spec = submission.spec
+    files = _selected(submission, home)
     run_id = home.new_id(spec.experiment)
     parent = make_private(os.path.join(home.runs, spec.experiment))
     building = RunFolder(make_private(os.path.join(parent, f".new-{run_id}")))
     try:
-        _fill(building, submission, home)
+        _fill(building, submission, home, files)
         folder = RunFolder(os.path.join(parent, run_id))
         environ.save(home, folder)
         os.rename(building.path, folder.path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(building.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(f"the run's folder could not be written: {error}") from error
         raise
     spool.add(home, folder)
     ensure_running(home)
@@ -93,18 +100,35 @@ def _check_script(submission: Submission) -> None:
         check_script(submission.spec.command, os.path.abspath(folder))
 
 
-def _fill(folder: RunFolder, submission: Submission, home: RunsHome) -> None:
+def _selected(submission: Submission, home: RunsHome) -> SourceScan | None:
+    """Return the files of the run's snapshot; None if it has none."""
+    if submission.snapshot:
+        return snapshot.select_all(submission.snapshot)
+    if not submission.source:
+        return None
+    return snapshot.select(submission.source, home, limit_of(submission.snapshot_limit))
+
+
+def _fill(
+    folder: RunFolder, submission: Submission, home: RunsHome, files: SourceScan | None
+) -> None:
     """Write everything that the run consists of."""
     spec = submission.spec
-    digest = ""
-    if submission.snapshot:
-        shutil.copytree(submission.snapshot, folder.file("snapshot"), symlinks=True)
-    elif submission.source:
-        digest = take(submission.source, folder.file("snapshot"))
+    facts: dict[str, Any] = {}
+    if files is not None:
+        taken = snapshot.write(files, folder.file("snapshot"), home)
+        facts = {
+            "snapshot": taken.digest,
+            "snapshot_files": taken.files,
+            "snapshot_bytes": taken.bytes,
+            "snapshot_rules": taken.rules,
+        }
+        for text in taken.warnings:
+            folder.record("warning", text=text)
     if submission.call is not None:
         with open(folder.file("function.pkl"), "wb") as file:
             file.write(pickling.pack_call(submission.call))
-    write_request(folder, spec, home, source=submission.source, digest=digest)
+    write_request(folder, spec, home, source=submission.source, facts=facts)
 
 
 def write_request(
@@ -113,12 +137,12 @@ def write_request(
     home: RunsHome,
     *,
     source: str,
-    digest: str = "",
+    facts: Mapping[str, Any] = {},
     tracked: bool = False,
 ) -> None:
     """Write ``spec.json`` and ``submitted.json`` of a run, and the changes of its source in git.
 
-    ``digest`` is the digest of the snapshot. ``tracked``: The job was not submitted, so no
+    ``facts`` are those of the snapshot. ``tracked``: The job was not submitted, so no
     supervisor may start it again.
     """
     write_json(folder.file("spec.json"), spec.to_json())
@@ -130,8 +154,9 @@ def write_request(
             "user": getpass.getuser(),
             "host": socket.gethostname(),
             "python": sys.executable,
-            "snapshot": digest,
             "tracked": tracked,
+            "snapshot": "",
+            **facts,
             "versions": _versions(),
             **source_control.facts(source, folder.file("git.diff")),
         },

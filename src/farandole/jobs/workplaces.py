@@ -7,6 +7,7 @@ import shutil
 import stat
 
 from farandole.job.runs.folder import RunFolder
+from farandole.jobs.snapshot.store import clone_tree
 
 
 def prepare(folder: RunFolder, nodes: int) -> None:
@@ -23,13 +24,13 @@ def prepare(folder: RunFolder, nodes: int) -> None:
         os.makedirs(os.path.join(work, "tmp"), mode=0o700)
         place = os.path.join(work, "source")
         if os.path.isdir(source):
-            shutil.copytree(source, place, symlinks=True)
+            clone_tree(source, place)
         else:
             os.mkdir(place, 0o700)
         own = os.path.join(place, "outputs")
         if os.path.isdir(own) and not os.path.islink(own):
             if not os.listdir(outputs):
-                shutil.copytree(own, outputs, symlinks=True, dirs_exist_ok=True)
+                clone_tree(own, outputs)
             shutil.rmtree(own)
         if not os.path.lexists(own):
             os.symlink(outputs, own)

@@ -53,6 +53,13 @@ def _add_request(made: Parser) -> None:
     add("--experiment", metavar="NAME", help="group of runs (default: --name, else the folder's)")
     add("--name", metavar="NAME", default="", help="display name of the run")
     add("--source", metavar="DIR", default=".", help="folder of the program (default: this one)")
+    add(
+        "--snapshot-limit",
+        metavar="SIZE",
+        type=size,
+        default=0,
+        help="largest snapshot of the folder (default: 300 MB in 2,000 files)",
+    )
     add("--target", metavar="NAME", default="local", help="where it runs (default: local)")
     add("--nodes", metavar="N", type=int, default=1, help="number of nodes (default: 1)")
     add(
@@ -131,6 +138,8 @@ def main(arguments: Sequence[str]) -> int:
         print_json(details(folder))
     else:
         say(f"{run.id}")
+        for text in details(folder)["messages"]:
+            sys.stderr.write(f"farandole: {text}\n")
         sys.stderr.write(f"farandole: follow it with: farandole logs -f {run.id}\n")
     return follow_to_end(folder) if options.follow else 0
 
@@ -138,6 +147,7 @@ def main(arguments: Sequence[str]) -> int:
 def _request(options: argparse.Namespace, command: Sequence[str]) -> ScriptRun:
     return ScriptRun(
         source_directory=options.source,
+        snapshot_limit=options.snapshot_limit,
         command=list(command),
         nodes=options.nodes,
         ranks_per_node=options.ranks_per_node,
