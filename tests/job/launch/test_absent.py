@@ -80,7 +80,7 @@ def test_a_rank_that_never_calls_init_is_named(tmp_path: Path) -> None:
         "farandole: Rank 1 did not reach init() within 2 s. Every rank must call init()"
     )
     assert re.fullmatch(
-        r"Rank 1 on localhost: process \d+ \(.*python.*\) waits \(.*\); its last line of output:"
+        r"Rank 1 on localhost: process \d+ \(.*python.*\) is waiting \(.*\); its last line of output:"
         r" loading",
         lines[1],
     )

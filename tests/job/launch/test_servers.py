@@ -102,7 +102,7 @@ def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
     assert done.returncode == 128 + signal.SIGKILL
     assert "farandole: Parameter server 0 on " in done.stderr
     assert "died of signal 9 (SIGKILL)" in done.stderr
-    assert "what it held" in done.stderr.lower()
+    assert mentions(done.stderr, "model", "--replicas 2")
 
 
 @pytest.mark.slow
@@ -119,4 +119,4 @@ def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
     )
     assert done.returncode == 3
     assert "farandole: Parameter server 0, replica 1, on " in done.stderr
-    assert mentions(done.stderr, "job again")
+    assert mentions(done.stderr, "address", "job")
