@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -70,6 +71,49 @@ def test_a_run_from_submission_to_end(home: RunsHome, source: Path) -> None:
     (row,) = index.runs()
     index.close()
     assert (row.run_id, row.state, row.ranks) == (folder.run_id, RunState.COMPLETED, 2)
+
+
+def test_scripts_find_the_variables_that_they_index(home: RunsHome, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "show.py").write_text(
+        "import json, os; json.dump(dict(os.environ),"
+        " open('outputs/' + os.environ['HOROVOD_RANK'], 'w'))"
+    )
+    wanted = RunSpec(
+        "e",
+        ("python", "show.py"),
+        resources=Resources(nodes=2, ranks_per_node=2),
+        tf_workers=3,
+        variables={"MINE": "yes"},
+    )
+    folder = submit(Submission(wanted, str(source)), home)
+    assert wait_for_end(folder)["state"] == "completed", folder.end()
+    found = [json.loads(Path(folder.file("outputs", str(rank))).read_text()) for rank in range(4)]
+    last = found[3]
+    for name, value in {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "NODE_RANK": "1",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "AZ_BATCH_MASTER_NODE": f"{last['MASTER_ADDR']}:{last['MASTER_PORT']}",
+        "MINE": "yes",
+        "FARANDOLE_RUN_ID": folder.run_id,
+    }.items():
+        assert last[name] == value
+    clusters = [json.loads(each["TF_CONFIG"]) for each in found]
+    assert [each["task"] for each in clusters] == [
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+        {"type": "worker", "index": 2},
+        {"type": "ps", "index": 0},
+    ]
+    assert len({json.dumps(each["cluster"]) for each in clusters}) == 1
+    ports = clusters[0]["cluster"]["worker"] + clusters[0]["cluster"]["ps"]
+    assert len(set(ports)) == 4
 
 
 def test_a_failed_run_keeps_its_folder_and_names_its_cause(home: RunsHome, source: Path) -> None:

@@ -80,6 +80,8 @@ def main() -> int:
         _report(client, rank, str(error))
         return 1
     os.environ.update(torch_variables(placement, *first))
+    if RUN_VARIABLE in os.environ:
+        _name_peers(slots, placement, client, settings)
     # Set by a torchrun above this job; here, rank 0 creates the store.
     os.environ.pop(AGENT_STORE, None)
     if job["command"]:
@@ -88,6 +90,32 @@ def main() -> int:
         _report(client, rank, _other_python(job["python"]))
         return 1
     return _call(job, client, rank, settings.start_timeout)
+
+
+def _name_peers(
+    slots: Sequence[Slot],
+    placement: Placement,
+    client: StoreClient,
+    settings: Settings,
+) -> None:
+    """Set the names of other ranks' addresses that scripts of a run read."""
+    from farandole.job.runs import node
+
+    node.name_master(os.environ)
+    workers = os.environ.get(node.TF_WORKERS_VARIABLE)
+    if not workers:
+        return
+    here = "127.0.0.1"
+    if len({slot.host for slot in slots}) > 1:
+        from farandole.net import interfaces
+
+        here = interfaces.outside(client.host, settings.network_interfaces)
+    client.set(keys.task(placement.rank), f"{here}:{free_port()}".encode())
+    addresses = [
+        bytes(client.get(keys.task(rank), settings.start_timeout)).decode()
+        for rank in range(placement.size)
+    ]
+    os.environ["TF_CONFIG"] = node.tf_config(placement.rank, int(workers), addresses)
 
 
 def identify(slots: Sequence[Slot], here: Placement) -> Placement:

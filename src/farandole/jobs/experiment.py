@@ -42,6 +42,8 @@ class RunOptions:
         grace_seconds: Seconds between the request to end and the kill.
         priority: Runs with higher numbers start first.
         after: Runs, or their ids, that must complete first.
+        tf_workers: For programs that read ``TF_CONFIG``: the number of workers; further ranks are
+            parameter servers. 0 sets no ``TF_CONFIG``.
     """
 
     nodes: int = 1
@@ -62,6 +64,7 @@ class RunOptions:
     grace_seconds: float = 30.0
     priority: int = 0
     after: Sequence[Run | str] = ()
+    tf_workers: int = 0
 
     def spec(self, experiment: str, command: Sequence[str] = (), source: str = "") -> RunSpec:
         """Return the specification of a run with these options."""
@@ -85,6 +88,7 @@ class RunOptions:
             tags={key: str(value) for key, value in self.tags.items()},
             parent=os.environ.get(RUN_ID_VARIABLE, ""),
             parameters=dict(self.parameters),
+            tf_workers=self.tf_workers,
             source=os.path.abspath(source) if source else "",
         )
 

@@ -30,7 +30,7 @@ from farandole.job.runs.folder import (
     RunFolder,
 )
 from farandole.job.runs.home import RunsHome
-from farandole.job.runs.node import NODE_RANKS_VARIABLE
+from farandole.job.runs.node import NODE_RANKS_VARIABLE, TF_WORKERS_VARIABLE
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environments, inputs, mirrors, outputs, workplaces
@@ -160,6 +160,7 @@ def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
         RUN_VARIABLE: folder.path,
         RUN_ID_VARIABLE: folder.run_id,
         NODE_RANKS_VARIABLE: str(spec.resources.ranks_per_node),
+        **({TF_WORKERS_VARIABLE: str(spec.tf_workers)} if spec.tf_workers else {}),
     }
 
 

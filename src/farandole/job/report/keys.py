@@ -28,6 +28,11 @@ def result(rank: int) -> str:
     return f"result/{rank}"
 
 
+def task(rank: int) -> str:
+    """Return the key of the address of a rank's task of TensorFlow, ``host:port``."""
+    return f"task/{rank}"
+
+
 def message(kind: str, rank: int) -> str:
     """Return the key of a rank's message to the user (``report.messages``)."""
     return f"message/{kind}/{rank}"

@@ -6,12 +6,15 @@ nodes are on one host, because programs rely on both being theirs.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 from farandole.job.runs.folder import RUN_VARIABLE
 
 NODE_RANKS_VARIABLE = "FARANDOLE_RANKS_PER_NODE"
+# The number of TensorFlow's workers among the ranks; the others are parameter servers.
+TF_WORKERS_VARIABLE = "FARANDOLE_TF_WORKERS"
 
 
 def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
@@ -28,15 +31,33 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
     nodes = -(-size // per_node)
     local_size = min(per_node, size - node * per_node)
     env.update(node_variables(rank, size, node, nodes, local, local_size))
-    master, port = env.get("MASTER_ADDR", "127.0.0.1"), env.get("MASTER_PORT", "0")
-    env["AZ_BATCH_MASTER_NODE"] = f"{master}:{port}"
-    env["AZ_BATCHAI_MPI_MASTER_NODE"] = master
     env.setdefault("NCCL_SOCKET_IFNAME", "^docker0,lo")
     work = os.path.join(folder, "work", f"node-{node}")
     if os.path.isdir(work):
         os.chdir(os.path.join(work, "source"))
         env["TMPDIR"] = os.path.join(work, "tmp")
         env["PWD"] = os.getcwd()
+
+
+def name_master(env: MutableMapping[str, str]) -> None:
+    """Set Azure Batch's names for the address of rank 0, from torchrun's."""
+    if NODE_RANKS_VARIABLE in env:
+        env["AZ_BATCH_MASTER_NODE"] = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        env["AZ_BATCHAI_MPI_MASTER_NODE"] = env["MASTER_ADDR"]
+
+
+def task_of(rank: int, workers: int) -> tuple[str, int]:
+    """Return TensorFlow's name of a rank's task: workers first, then parameter servers."""
+    return ("worker", rank) if rank < workers else ("ps", rank - workers)
+
+
+def tf_config(rank: int, workers: int, addresses: Sequence[str]) -> str:
+    """Return ``TF_CONFIG`` for a rank, given the addresses ``host:port`` of all ranks."""
+    cluster = {"worker": list(addresses[:workers])}
+    if addresses[workers:]:
+        cluster["ps"] = list(addresses[workers:])
+    kind, index = task_of(rank, workers)
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
 def node_variables(

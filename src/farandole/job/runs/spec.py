@@ -94,6 +94,8 @@ class RunSpec:
     - ``tags``: Free text by name.
     - ``parent``: The id of the run that submitted this one, or empty.
     - ``parameters``: Hyperparameters by name, for comparison and sweeps.
+    - ``tf_workers``: For programs that read ``TF_CONFIG``: the number of workers, the first ranks;
+      the others are parameter servers. 0 sets no ``TF_CONFIG``.
     - ``source``: The folder from which the snapshot was made; for information only.
     """
 
@@ -114,6 +116,7 @@ class RunSpec:
     tags: Mapping[str, str] = field(default_factory=dict)
     parent: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    tf_workers: int = 0
     source: str = ""
 
     def to_json(self) -> dict[str, Any]:
