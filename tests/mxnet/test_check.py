@@ -97,3 +97,27 @@ def test_mistakes() -> None:
     assert mentions(drift[0], "step 4", "step 8")
     assert "learning_rate is 0.1 on rank 0, 0.2 on rank 1" in other_rate[0]
     assert mentions(data[0], "gradients")
+
+
+def test_a_plain_trainer_is_found_at_20_steps() -> None:
+    def plain(rank: int, *, by_hand: bool = False) -> None:
+        import farandole.mxnet as hvd
+
+        net = network(rank)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+        for _ in range(25):
+            with mx.autograd.record():
+                loss = net(mx.nd.ones((4, 6))).square().mean()
+            loss.backward()
+            if by_hand:
+                for parameter in net.collect_params().values():
+                    hvd.allreduce_(parameter.grad())
+            trainer.step(4)
+
+    def reduced(rank: int) -> None:
+        plain(rank, by_hand=True)
+
+    said, others = heard(2, reduced, plain)
+    assert others == [[], []]
+    assert [len(texts) for texts in said] == [0, 1], said
+    assert mentions(said[1][0], "20 steps", "Trainer", "2", "FAR012")

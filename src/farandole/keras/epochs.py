@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from farandole.base.digests import combined
+from farandole.checks.no_exchange import NoExchange
 from farandole.checks.reporting import warn_once
 from farandole.core.api.objects import allgather_object, broadcast_object
 from farandole.job.context import ProcessSet
@@ -19,7 +20,6 @@ from farandole.keras import metrics
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.checks import uneven_steps
 from farandole.keras.files import Unsaved
-from farandole.keras.no_exchange import NoExchange
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
 from farandole.keras.reducer import counter

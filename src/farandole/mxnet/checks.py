@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 
-from farandole.base.digests import digest, sampled
+from farandole.base.digests import combined, digest, sampled
+from farandole.checks.no_exchange import NoExchange
 from farandole.checks.replicas import Cures, numbers
+from farandole.job import context
 from farandole.mxnet.binding import readable
 
 CURES = Cures(
@@ -55,3 +60,34 @@ def _digest(parameter: Any) -> int:
         return 0
     values, dtype = readable(parameter.list_data()[0])
     return digest(np.array(sampled(values))) if dtype.is_float else 0
+
+
+# Trainers that are not distributed.
+
+_watches: weakref.WeakKeyDictionary[Any, NoExchange] = weakref.WeakKeyDictionary()
+
+
+def watch_trainers(distributed: type) -> None:
+    """Count the steps of gluon trainers that are no ``distributed``."""
+    original = mx.gluon.Trainer.step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if not isinstance(self, distributed) and context.takes_part() and context.size() > 1:
+            _watch_of(self).step_ended(lambda: self)
+        return result
+
+    mx.gluon.Trainer.step = step
+
+
+def _watch_of(trainer: Any) -> NoExchange:
+    if trainer not in _watches:
+        _watches[trainer] = NoExchange(
+            lambda one: combined([_digest(parameter) for parameter in one._params]),
+            lambda one: sum(int(np.prod(parameter.shape)) for parameter in one._params),
+            f"a {type(trainer).__name__} took",
+            "replace it by hvd.DistributedTrainer(net.collect_params(), optimizer)",
+        )
+        _watches[trainer].begin()
+    return _watches[trainer]

@@ -15,7 +15,7 @@ from farandole.core.api.ops import WORLD
 from farandole.core.kernels import narrow_into, widen
 from farandole.job.context import ProcessSet
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, writable
-from farandole.mxnet.checks import TrainerReplica
+from farandole.mxnet.checks import TrainerReplica, watch_trainers
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.optimizer import DistributedOptimizer, split
 from farandole.mxnet.parameter_names import canonical
@@ -313,3 +313,6 @@ def _is_fresh(parameter: Any) -> bool:
 def _make_fresh(parameter: Any) -> None:
     for array in parameter.list_data():
         array._fresh_grad = True
+
+
+watch_trainers(DistributedTrainer)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from farandole.base.digests import combined
+from farandole.checks.no_exchange import NoExchange
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.keras.adapted import watch
@@ -20,7 +21,6 @@ from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import make_functions, renew_in
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
-from farandole.keras.no_exchange import NoExchange
 from farandole.keras.tf_keras import backup
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,

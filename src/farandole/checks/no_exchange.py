@@ -1,5 +1,5 @@
-"""Detects ranks that ``fit`` trains with a plain optimizer and that exchange no gradients. For
-Keras 2 and Keras 3.
+"""Detects ranks that train with a plain optimizer and exchange no gradients, in frameworks whose
+training has steps that can be counted.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ from farandole.checks.unwrapped_optimizer import (
 from farandole.core.observe.exchanges import ExchangeCounts
 from farandole.job import context
 
-_CURE = "compile with hvd.DistributedOptimizer(optimizer)"
-
 
 class NoExchange:
-    """Watches one ``fit``: its first ``STEPS`` steps, or its first epoch if that is shorter.
+    """Watches one training: its first ``STEPS`` steps, or its first epoch if that is shorter.
 
     ``digest_of``: returns a digest of a model's trained weights. ``size_of``: returns their number
-    of elements.
+    of elements. ``did``: the training, for messages ("model.fit ran"). ``cure``: the change to
+    make.
     """
 
-    def __init__(self, digest_of: Callable[[Any], int], size_of: Callable[[Any], int]) -> None:
+    def __init__(
+        self,
+        digest_of: Callable[[Any], int],
+        size_of: Callable[[Any], int],
+        did: str = "model.fit ran",
+        cure: str = "compile with hvd.DistributedOptimizer(optimizer)",
+    ) -> None:
         self._digest_of, self._size_of = digest_of, size_of
+        self._did, self._cure = did, cure
         self._counts: ExchangeCounts | None = None  # of this fit, while it is watched
         self._digest = 0
         self._steps = 0
@@ -73,4 +79,4 @@ class NoExchange:
             optimizer = getattr(model, "optimizer", None)
             with_it = f" with {type(optimizer).__name__}" if optimizer is not None else ""
             self.end()
-            report_unwrapped(f"model.fit ran {self._end}{with_it}", found, _CURE)
+            report_unwrapped(f"{self._did} {self._end}{with_it}", found, self._cure)
