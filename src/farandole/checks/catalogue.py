@@ -170,6 +170,18 @@ HELD_STATE = FindingKind(
     " on each rank.",
     "Adapt layers to the same data on all ranks, or to the whole data on rank 0 and broadcast.",
 )
+EPOCHS_DIVIDED = FindingKind(
+    "FAR027",
+    "epochs divided by `size()` although all ranks read all data (Keras)",
+    "Each rank repeats the same fewer epochs, so the job trains less than one process does.",
+    "Give each rank its part of the data and train all epochs.",
+)
+IDLE_EARLY_STOPPING = FindingKind(
+    "FAR028",
+    "`EarlyStopping` whose patience is not below the number of epochs (Keras)",
+    "It needs one epoch more than its patience to stop, so it never stops this training.",
+    "Lower the patience, or do not divide the epochs by `size()`.",
+)
 UNSUITED_OPTIMIZER = FindingKind(
     "FAR031",
     "a codec or strategy with an optimizer that it does not go with",

@@ -57,6 +57,12 @@ def warn_once(finding: Finding) -> None:
         warn(finding)
 
 
+def warn_unless_off(finding: Finding) -> None:
+    """Log a finding once, unless ``--check off`` is set."""
+    if context.settings().check != "off":
+        warn_once(finding)
+
+
 def _placed(finding: Finding) -> Finding:
     """Return the finding with the line of the program that runs now."""
     return finding if finding.at else finding._replace(at=program_line())

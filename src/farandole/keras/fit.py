@@ -24,7 +24,7 @@ import keras
 
 from farandole.checks.catalogue import DIVIDED_TWICE
 from farandole.checks.replicas import DATA_CODES, same_data
-from farandole.checks.reporting import report, warn_once
+from farandole.checks.reporting import report, warn_once, warn_unless_off
 from farandole.core.api.objects import allgather_object
 from farandole.job import context
 from farandole.job.context import ProcessSet
@@ -38,6 +38,7 @@ from farandole.keras.callbacks import (
 )
 from farandole.keras.checks import CURES, local_batch_norm, uneven_shuffle, xla_skipped
 from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
+from farandole.keras.epoch_mistakes import epochs_divided, idle_early_stopping
 from farandole.keras.epochs import (
     AfterUserCallbacks,
     BeforeUserCallbacks,
@@ -90,6 +91,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     callbacks = bound.arguments.get("callbacks")
     users = flat(callbacks)
+    epochs = _epochs_of(bound.arguments)
+    idle = idle_early_stopping(users, epochs) if context.rank() == 0 else None
+    if idle is not None:
+        warn_unless_off(idle)
     gradients = next((reducer for _, reducer in reducers_of(self)), None)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
         around(bound, callbacks, [], [NoExchangeWarning()])
@@ -210,6 +215,10 @@ def _agree(
     if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
         warn_once(uneven_shuffle())
     digests = {plan.data for plan in everybody}
+    if len(digests) == 1 and data is not None and not sharded and process_set.rank() == 0:
+        divided = epochs_divided(len(everybody), mine.epochs - mine.initial_epoch)
+        if divided is not None:
+            warn_unless_off(divided)
     if (
         (len(digests) > 1) is sharded
         and None not in digests
@@ -224,6 +233,10 @@ def _agree(
         reported.add(found.code)
         report(context.engine(process_set), [found])
     return [plan.paths for plan in everybody]
+
+
+def _epochs_of(arguments: dict[str, Any]) -> int:
+    return int(arguments.get("epochs", 1)) - int(arguments.get("initial_epoch", 0))
 
 
 def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:

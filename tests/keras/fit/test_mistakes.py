@@ -266,3 +266,30 @@ def test_a_plain_optimizer_is_found_at_20_steps(callback: bool) -> None:
     assert one == []
     assert len(zero) == 1
     assert mentions(zero[0], "20 steps", "SGD", "FAR012"), zero
+
+
+def test_epochs_that_are_too_few() -> None:
+    def train(rank: int) -> list[list[str]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(32)
+        found = []
+        for whole in (True, False):
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
+            stop = keras.callbacks.EarlyStopping(monitor="loss", patience=3 if whole else 2)
+            epochs = 6 // hvd.size()
+            with p.said() as said:
+                data = (x, y) if whole else hvd.shard(x, y)
+                model.fit(*data, batch_size=8, epochs=epochs, verbose=0, callbacks=[stop])
+            found.append(said)
+        return found
+
+    (whole, shared), other = on(QUICK, 2, train)
+    assert other == [[], []]
+    assert shared == []
+    assert mentions(whole, "test_mistakes.py", "size()", "3", "2", "FAR027")
+    assert mentions(whole, "patience=3", "3", "4", "FAR028")
