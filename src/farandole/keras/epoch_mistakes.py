@@ -86,9 +86,10 @@ def _epochs(tree: ast.AST, call: int) -> Iterator[ast.AST]:
 def _visible(tree: ast.AST, line: int) -> Iterator[ast.AST]:
     """Yield the nodes outside of functions and in those around ``line``."""
     for each in ast.iter_child_nodes(tree):
-        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if not each.lineno <= line <= (each.end_lineno or line):
-                continue
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and not (
+            each.lineno <= line <= (each.end_lineno or line)
+        ):
+            continue
         yield each
         yield from _visible(each, line)
 
