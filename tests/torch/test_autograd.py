@@ -248,3 +248,40 @@ def test_gather_and_its_gradient() -> None:
             hvd.gather(torch.tensor(1.0))
 
     job(3, fn, dynamic_process_sets=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"sparse_as_dense": True}])
+def test_reduced_gradients_can_be_differentiated_again(options: dict[str, Any]) -> None:
+    """AdaHessian and its relatives: the curvature comes from the graph of ``.grad``."""
+
+    def trained(rows: slice, wrap: Callable[[Any], Any], mean: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)
+        ).double()
+        optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.1))
+        weights = list(net.parameters())
+        for x, y in zip(tensors(3, (8, 4)), tensors(3, (8, 1)), strict=True):
+            optimizer.zero_grad()
+            ((net(x[rows]) - y[rows]) ** 2).mean().backward(create_graph=True)
+            curvature = torch.autograd.grad(
+                [each.grad for each in weights], weights, [torch.ones_like(w) for w in weights]
+            )
+            for each, second in zip(weights, map(mean, curvature), strict=True):
+                each.grad = each.grad.detach() / (second.abs() + 1)
+            optimizer.step()
+        return [each.detach() for each in weights]
+
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        return trained(
+            slice(rank, None, 2),
+            lambda sgd: hvd.DistributedOptimizer(sgd, **options),
+            hvd.allreduce,
+        )
+
+    wanted = trained(slice(None), lambda sgd: sgd, lambda each: each)
+    for found in job(2, fn):
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -43,6 +43,7 @@ class TorchGradient:
         "_as_dense",
         "_binding",
         "_compressor",
+        "_graph",
         "_last",
         "_like_view",
         "_name",
@@ -87,6 +88,7 @@ class TorchGradient:
         self._like_view = True  # whether the parameter still has the layout of the view
         self._last: Any = None
         self._sent: Any = None
+        self._graph: Any = None  # this rank's gradient if it can be differentiated again
 
     @property
     def device(self) -> str:
@@ -150,7 +152,9 @@ class TorchGradient:
                 view.copy_(dense)
             else:  # takes 4/5 of the time if the gradient is large
                 np.copyto(self._room, array)
-            if self._like_view and parameter.is_cpu and not self._sparse:
+            if gradient.requires_grad:
+                self._graph = gradient
+            elif self._like_view and parameter.is_cpu and not self._sparse:
                 parameter.grad = gradient = view
         self._last = gradient
 
@@ -161,7 +165,9 @@ class TorchGradient:
             view = self._view
         if parameter.grad is view:
             return
-        if self._sparse:
+        if self._graph is not None:
+            self._keep_graph(view)
+        elif self._sparse:
             parameter.grad = self._last = view.to_sparse(self._sparse)
         elif self._like_view and parameter.is_cpu:
             parameter.grad = self._last = view
@@ -170,6 +176,14 @@ class TorchGradient:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.detach().copy_(view)
             self._last = parameter.grad
+
+    def _keep_graph(self, reduced: Any) -> None:
+        """Make the reduced values the gradient, with the graph of this rank's gradient, as after
+        ``backward(create_graph=True)`` in one process.
+        """
+        with torch.enable_grad():
+            self._parameter.grad = self._last = _WithGraph.apply(self._graph, reduced)
+        self._graph = None
 
     def _look(self) -> None:
         """Check the parameter's dtype and layout: ``model.to(...)`` and ``parameter.data = ...``
@@ -188,6 +202,9 @@ class TorchGradient:
 
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
+        if gradient is not None and gradient.requires_grad:
+            self._graph = gradient
+            dense = dense.detach().clone()  # the graph may need the values
         small, token = self._compressor.compress(as_real(dense.detach().resolve_conj()))
         buffer = self._binding.buffer(small)
         self._sent = small, token, buffer
@@ -201,7 +218,9 @@ class TorchGradient:
         result, parameter = self._compressor.decompress(small, token), self._parameter
         if parameter.is_complex():
             result = torch.view_as_complex(result)
-        if parameter.grad is None or self._sparse:
+        if self._graph is not None:
+            self._keep_graph(result)
+        elif parameter.grad is None or self._sparse:
             parameter.grad = self._last = result.to_sparse(self._sparse) if self._sparse else result
         elif result.data_ptr() != parameter.grad.data_ptr():
             parameter.grad.detach().copy_(result)
@@ -273,6 +292,18 @@ class TorchGradient:
         """
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
+
+
+class _WithGraph(torch.autograd.Function):  # type: ignore[misc]
+    """Returns reduced values whose derivatives are those of this rank's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Any, reduced: Any) -> Any:
+        return reduced.reshape(own.shape).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        return upstream[0], None
 
 
 def _travels_as(parameter: Any) -> DType | None:
