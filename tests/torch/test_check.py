@@ -546,3 +546,19 @@ def test_adasum_ranks_that_began_differently_are_told() -> None:
     (said,), _ = heard(2, adasum)
     assert len(said) == 1
     assert mentions(said[0], "different weights")
+
+
+def renormed(rank: int) -> None:
+    import farandole.torch as hvd
+
+    torch.manual_seed(0)
+    rows = torch.nn.Embedding(6, 3, max_norm=0.5)
+    model = torch.nn.ModuleDict({"rows": rows, "out": torch.nn.Linear(3, 1)})
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model["out"](rows(torch.tensor([rank, 2 + rank]))).square().sum().backward()
+    optimizer.step()
+
+
+def test_rows_that_forward_rescales_are_named() -> None:
+    said, _ = heard(2, renormed)
+    assert mentions(said[0], "Embedding", "max_norm=0.5", "rows.weight", "renorm(2, 0, 0.5)")

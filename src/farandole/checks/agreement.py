@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +58,14 @@ class Replica(Protocol):
 
     def settings(self) -> Mapping[str, str]:
         """Return the optimizer's numeric settings as text, by name; empty if unknown."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A replica that may know why the weights of the ranks differ."""
+
+    def cause(self) -> str:
+        """Return the cause and the cure, or an empty text. Called after a difference was found."""
 
 
 class ReplicaComparison:
@@ -125,9 +133,10 @@ class ReplicaComparison:
                 tuple(weights or ()), settings, since, context.parameters_broadcast() > 0
             )
             reports = self._reports(mine)
-            found = differences_of(
-                reports, self.replica.names(), self._history, self._step, self.replica.cures
-            )
+            cures = self.replica.cures
+            if isinstance(self.replica, Explaining) and not cures.certain:
+                cures = cures._replace(certain=self.replica.cause())
+            found = differences_of(reports, self.replica.names(), self._history, self._step, cures)
         else:
             if same_weights:
                 self._history.equal_at = self._step

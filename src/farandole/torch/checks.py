@@ -33,7 +33,7 @@ from farandole.job.context import ProcessSet
 from farandole.job.report import reporter
 from farandole.torch.binding import is_dense
 from farandole.torch.functions import _collectives
-from farandole.torch.parameter_names import model_names, names_of
+from farandole.torch.parameter_names import model_names, modules, names_of
 
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
@@ -65,6 +65,21 @@ class TorchReplica:
         return digests(
             [parameter if parameter.requires_grad else None for _, parameter in self.parameters]
         )
+
+    def cause(self) -> str:
+        """See ``checks.agreement.Explaining``."""
+        held = {id(parameter) for _, parameter in self.parameters}
+        for module in modules():
+            weight, norm = getattr(module, "weight", None), getattr(module, "max_norm", None)
+            if norm is not None and id(weight) in held:
+                name = model_names([weight]).get(id(weight), "weight")
+                return (
+                    f"{type(module).__name__} with max_norm={norm:g} changes {name!r} in forward():"
+                    " it rescales the rows of each rank's own batch. Leave max_norm out, and"
+                    " rescale all rows after optimizer.step(): with torch.no_grad():"
+                    f" weight.copy_(weight.renorm({module.norm_type:g}, 0, {norm:g}))"
+                )
+        return ""
 
     def settings(self) -> Mapping[str, str]:
         optimizer = self._optimizer()

@@ -30,16 +30,20 @@ def model_names(parameters: Sequence[Any]) -> dict[int, str]:
     """
     wanted = {id(parameter) for parameter in parameters}
     best: dict[int, str] = {}
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module):
-            try:
-                named = {id(value): name for name, value in each.named_parameters()}
-            except Exception:  # a module in the middle of its construction
-                continue
-            found = {key: name for key, name in named.items() if key in wanted}
-            if _rank(found) > _rank(best):
-                best = found
+    for each in modules():
+        try:
+            named = {id(value): name for name, value in each.named_parameters()}
+        except Exception:  # a module in the middle of its construction
+            continue
+        found = {key: name for key, name in named.items() if key in wanted}
+        if _rank(found) > _rank(best):
+            best = found
     return best
+
+
+def modules() -> list[Any]:
+    """Return all modules of the process."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
 
 
 def _rank(names: dict[int, str]) -> tuple[int, int]:
