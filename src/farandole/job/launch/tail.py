@@ -75,7 +75,7 @@ class JobTail:
         running = self.running(codes)
         what = self.describe(codes, self._shutdown, hosts, activity)
         cure = (
-            "The job is ended (--stall-check-shutdown-time-seconds). Exit handlers, threads that"
+            "The job is ended (--stall-check-shutdown-time-seconds).\nExit handlers, threads that"
             " are no daemons and work after the last exchange keep a rank running."
         )
         return Verdict(rank=running[0], patience=0.0, exit_code=1, message=f"{what}\n{cure}")

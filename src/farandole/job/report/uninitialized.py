@@ -62,7 +62,7 @@ def text(size: int, framework: str) -> str:
     return (
         f"no rank has called hvd.init(): the {size} ranks of this job train {size} separate models"
         f" with {framework}.\nTo train one model, call hvd.init() and use"
-        " hvd.DistributedOptimizer (see docs/start.md); --check off hides this line."
+        " hvd.DistributedOptimizer (see docs/start.md).\n--check off hides these lines."
     )
 
 
