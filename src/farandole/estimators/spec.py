@@ -67,7 +67,7 @@ KINDS = ("logits", "probabilities", "log_probabilities")
 
 
 class OutputKind(NamedTuple):
-    """What a classifier returns: one of ``KINDS``. ``binary``: each number is of a class of its
+    """The output of a classifier: one of ``KINDS``. ``binary``: each number is of a class of its
     own against all others.
     """
 

@@ -142,7 +142,7 @@ def write_request(
 ) -> None:
     """Write ``spec.json`` and ``submitted.json`` of a run, and the changes of its source in git.
 
-    ``facts`` are those of the snapshot. ``tracked``: The job was not submitted, so no
+    ``facts``: The snapshot's facts. ``tracked``: The job was not submitted, so no
     supervisor may start it again.
     """
     write_json(folder.file("spec.json"), spec.to_json())

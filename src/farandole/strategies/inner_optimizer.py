@@ -114,7 +114,7 @@ def _of_late_numbers(inner: InnerOptimizer, codec: Codec | None) -> str:
         return ""
     return (
         f"codec={codec.spec!r} sends numbers late or rounded, and {inner.name} divides by their"
-        " size, which is larger than that of the gradients: it learns more slowly. Take SGD with"
+        " size, which exceeds the size of the gradients: it learns more slowly. Take SGD with"
         " momentum, or codec 'int8', 'powersgd:2' or 'threshold:0.01'"
     )
 

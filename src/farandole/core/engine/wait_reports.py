@@ -16,7 +16,7 @@ from farandole.errors import StalledError
 class WaitReports:
     """The reports of one engine. ``running``: the started collectives, which may wait for other
     ranks inside the transport. ``posted_seconds``: the total time between this rank's posts and
-    those of the last rank.
+    the last rank's posts.
     """
 
     def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:

@@ -69,7 +69,7 @@ class TrainingProgress:
 
     def steps(self) -> int:
         """Return the step count of the most active optimizer; some programs have several. Without
-        one, return that of the last one.
+        one, return the last one's count.
         """
         counted = (counter.steps for counter in list(self._counters))
         return max(counted, default=self.ended_steps)
@@ -118,7 +118,7 @@ def counter() -> Counter:
         if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
             _thread = threading.Thread(target=_report, name="farandole-progress", daemon=True)
             _thread.start()
-            # so that an ended job shows its last step, not that of the last second
+            # so that an ended job shows its last step, not its step a second earlier
             atexit.register(_report_now)
     return _progress.counter()
 

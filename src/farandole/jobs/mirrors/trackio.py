@@ -1,7 +1,7 @@
 """The mirror ``trackio``: the run in Trackio's database of the project, without Trackio itself.
 
 The project is the experiment, and the database ``$TRACKIO_DIR/<project>.db``. Tables and columns
-are those of Trackio 0.43 and later.
+have the names of Trackio 0.43 and later.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ DEFAULT = SnapshotLimit()
 def limit_of(given: int = 0) -> SnapshotLimit:
     """Return the limit for ``given`` bytes, else of ``$FARANDOLE_SNAPSHOT_LIMIT``, or the default.
 
-    A limit that the user sets in bytes replaces that of the number of files, too. Raises
+    A limit that the user sets in bytes replaces the limit on the number of files, too. Raises
     SettingsError for a variable that is not a positive number.
     """
     text = os.environ.get(LIMIT_VARIABLE, "")

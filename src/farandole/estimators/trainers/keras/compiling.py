@@ -56,7 +56,7 @@ _ENTROPIES = {  # functions and classes of Keras, without underscores: whether o
 
 def output_kind(loss: Any) -> OutputKind | None:
     """Return what one of Keras's losses takes from a classifier; None for other losses, and for
-    those of several outputs.
+    losses of several outputs.
     """
     while isinstance(loss, list | tuple | dict) and len(loss) == 1:
         loss = next(iter(loss.values() if isinstance(loss, dict) else loss))
