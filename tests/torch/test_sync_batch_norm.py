@@ -233,3 +233,17 @@ def test_sets_frozen_inputs_and_what_is_refused() -> None:
             assert whole(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
 
     job(3, fn, dynamic_process_sets=True)
+
+
+def test_a_default_device_that_is_not_the_host() -> None:
+    def program(rank: int) -> list[float]:
+        import farandole.torch as hvd
+
+        norm = hvd.SyncBatchNorm(2)
+        x = torch.tensor([[1.0, 2.0], [3.0, 6.0]], requires_grad=True)
+        with torch.device("meta"):
+            norm(x + rank).square().sum().backward()
+        return norm.running_mean.tolist()
+
+    for mean in job(2, program):
+        assert mean == pytest.approx([0.25, 0.45])

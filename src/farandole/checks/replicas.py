@@ -147,6 +147,10 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
         return []
     found = same_data(size, "computed the same gradients", cures)
     history.reported.add(found.code)
+    found = found._replace(
+        text=f"{found.text}. If the model's input is random noise, as for the generator of a GAN,"
+        " seed the noise by rank()"
+    )
     if cures.reduced:
         text = (
             f"{found.text}. If {cures.reduced} has already reduced the gradients, pass them to the"

@@ -30,10 +30,11 @@ TOO_MANY = (
 )
 DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
-    " optimizer.synchronize(). This is prohibited as it can cause a race condition. (After a"
-    " backward pass that raised, call optimizer.synchronize() on all ranks before zero_grad(). If"
-    " another model's loss passes through this model, as a GAN's generator loss through the"
-    " discriminator, freeze this model meanwhile: model.requires_grad_(False))"
+    " optimizer.synchronize(). This is prohibited as it can cause a race condition. (To accumulate"
+    " gradients over several backward passes, call zero_grad() once, before the first of them."
+    " After a backward pass that raised, call optimizer.synchronize() on all ranks before"
+    " zero_grad(). If another model's loss passes through this model, as a GAN's generator loss"
+    " through the discriminator, freeze this model meanwhile: model.requires_grad_(False))"
 )
 TAKEN = (
     "zero_grad() discarded gradients of other ranks: they computed this model first, while this"

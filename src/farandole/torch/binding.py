@@ -155,7 +155,7 @@ class DeviceBinding(TorchBinding):
 
 
 # Templates for tensors of each dtype on the host.
-_HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}
+_HOST = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in DTYPES}
 
 
 def as_real(tensor: Any) -> Any:
@@ -204,8 +204,10 @@ def _staged(tensor: Any) -> Any:
     if tensor.is_cuda:
         # In torch 2.11, a copy to the host dropped the sign of a negative view with gaps.
         plain = tensor.resolve_neg()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(plain)
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu").copy_(
+            plain
+        )
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def supported() -> str:

@@ -339,7 +339,9 @@ class _Allgather(Function):  # type: ignore[misc]  # torch has no types for it
         means = (
             grouped_allreduce(gradients, **some) if grouped else [allreduce(gradients[0], **some)]
         )
-        every = functions.allgather(torch.tensor([ctx.rows]), _named(name, ".rows"), process_set)
+        every = functions.allgather(
+            torch.tensor([ctx.rows], device="cpu"), _named(name, ".rows"), process_set
+        )
         firsts = every[: context.engine(process_set).rank].sum(0).tolist()
         rows = zip(means, firsts, ctx.rows, strict=True)
         return None, None, None, *(mean[first : first + count] for mean, first, count in rows)

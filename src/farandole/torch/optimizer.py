@@ -522,7 +522,9 @@ class OptimizerState:
             if isinstance(loss, torch.Tensor):
                 return allreduce(loss.detach(), op=op, process_set=process_set)
             return allreduce(
-                torch.tensor(loss, dtype=torch.float64), op=op, process_set=process_set
+                torch.tensor(loss, dtype=torch.float64, device="cpu"),
+                op=op,
+                process_set=process_set,
             ).item()
 
         return on_all_ranks

@@ -124,7 +124,7 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
         output = normal if weight is None else normal * _shaped(weight.double(), x)
         if bias is not None:
             output = output + _shaped(bias.double(), x)
-        total = torch.tensor(moments.total)
+        total = torch.tensor(moments.total, device="cpu")
         ctx.mark_non_differentiable(total, mean, variance)
         return output.to(x.dtype), total, mean, variance
 
