@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
 
 
-def save(home: RunsHome, folder: RunFolder) -> None:
-    """Keep this process's variables for the run."""
-    write_json(_path(home, folder), dict(os.environ))
+def save(home: RunsHome, folder: RunFolder, further: Mapping[str, str] = {}) -> None:
+    """Keep this process's variables, and ``further`` ones, for the run."""
+    write_json(_path(home, folder), {**os.environ, **further})
 
 
 def load(home: RunsHome, folder: RunFolder) -> dict[str, str]:

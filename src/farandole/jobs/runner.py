@@ -116,8 +116,9 @@ class _Runner:
         prepared = environments.prepare(spec.environment, folder, self._home)
         for note in prepared.notes:
             folder.record("note", text=note)
-        paths = inputs.prepare(spec.inputs, folder, self._home)
         workplaces.prepare(folder, spec.resources.nodes)
+        paths = inputs.prepare(spec.inputs, folder, self._home)
+        inputs.forget_credentials(os.environ)
         launch = load_target(self._home, spec.target).launch(spec)
         folder.change(RunState.STARTING)
         settings = settings_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import os
 import platform
@@ -49,7 +50,9 @@ def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     """
     home = home or RunsHome()
     check(submission, home)
-    spec = submission.spec
+    secret = inputs.secret_variables(submission.spec.inputs)
+    spec = dataclasses.replace(submission.spec, inputs=inputs.public(submission.spec.inputs))
+    submission = submission._replace(spec=spec)
     files = _selected(submission, home)
     run_id = home.new_id(spec.experiment)
     parent = make_private(os.path.join(home.runs, spec.experiment))
@@ -57,7 +60,7 @@ def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     try:
         _fill(building, submission, home, files)
         folder = RunFolder(os.path.join(parent, run_id))
-        environ.save(home, folder)
+        environ.save(home, folder, secret)
         os.rename(building.path, folder.path)
     except BaseException as error:
         shutil.rmtree(building.path, ignore_errors=True)

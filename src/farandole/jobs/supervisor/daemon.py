@@ -20,7 +20,7 @@ from farandole.job.runs.folder import CANCEL, RunFolder
 from farandole.job.runs.home import HOME_VARIABLE, RunsHome
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
-from farandole.jobs import attempts, environ, spool
+from farandole.jobs import attempts, environ, outputs, spool
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.index import Index
 from farandole.jobs.supervisor.place import lock_path, socket_address
@@ -242,6 +242,8 @@ class RunSupervisor:
                 return
             if claimant is not None and claimant.alive():
                 return  # another supervisor's runner
+            with contextlib.suppress(OSError):  # the runner could not
+                outputs.collect(folder, digests=False)
             canceled = folder.requested(CANCEL) is not None
             attempts.conclude(
                 folder,
