@@ -113,7 +113,9 @@ def test_what_needs_no_framework_loads_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras"])
-@pytest.mark.skipif(find_spec("tensorflow") is not None, reason="it is there")
+@pytest.mark.skipif(
+    find_spec("tensorflow") is not None, reason="does not apply: TensorFlow is there"
+)
 def test_a_framework_that_is_not_installed_is_named(name: str) -> None:
     said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
     assert said.startswith(
@@ -282,7 +284,7 @@ class TestHorovodRunner:
 
     def test_without_pyspark_it_says_what_is_missing(self) -> None:
         if importlib.util.find_spec("pyspark") is not None:
-            pytest.skip("pyspark is installed")
+            pytest.skip("does not apply: pyspark is installed")
         done = python("-c", "from sparkdl import HorovodRunner; HorovodRunner(np=2).run(print)")
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].endswith("pip install pyspark")

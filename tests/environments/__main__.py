@@ -19,6 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import FOLDERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -42,6 +45,20 @@ AT_ONCE = 2
 # Failures with their cause in the closing summary, and the lines there of an error, or of what a
 # test printed.
 SHOWN, MOST = 10, 20
+SLOWEST = 50  # tests whose times are printed at the end
+# reasons of skips that CI accepts: hardware, and cases of a kit that a framework does not have
+ALLOWED = re.compile(r"GPU|NCCL|does not apply")
+
+
+class Outcome(NamedTuple):
+    """Of an environment: pytest's exit code; what closes its output (skipped, failed and why, the
+    count); the lines of skips; and the slowest tests.
+    """
+
+    code: int
+    closing: list[str]
+    skipped: list[str]
+    times: list[tuple[float, str]]
 
 
 def names() -> list[str]:
@@ -92,13 +109,48 @@ def python_of(name: str) -> Path:
     return python
 
 
-def run(name: str) -> tuple[int, list[str]]:
-    """Run the tests of an environment: pytest's exit code, and what closes them: skipped, failed
-    and why, the count.
+def slowest(lines: Sequence[str]) -> list[tuple[float, str]]:
+    """Seconds and phase of the tests that pytest's ``--durations`` lists."""
+    found = [re.fullmatch(r"([\d.]+)s (call|setup|teardown) +(.+)", line) for line in lines]
+    return [(float(each[1]), f"{each[3]} ({each[2]})") for each in found if each]
+
+
+def hidden(skipped: dict[str, list[str]]) -> list[str]:
+    """The skips by which no environment runs a test, as ``environment: line``, but for those that
+    ``ALLOWED`` names. ``skipped``: by environment, pytest's lines ``SKIPPED [1] path:line: reason``.
     """
+    places = {name: set(map(_place, lines)) for name, lines in skipped.items()}
+    return [
+        f"{name}: {line}"
+        for name, lines in skipped.items()
+        for line in lines
+        if not ALLOWED.search(line)
+        and all(
+            _place(line) in places[other] for other in skipped if covers(other, _place(line)[0])
+        )
+    ]
+
+
+def _place(line: str) -> tuple[str, str]:
+    """The path and the line number of a skip; without a number, the whole module is skipped."""
+    found = re.match(r"SKIPPED \[\d+\] ([^:]+)(?::(\d+))?:", line)
+    return (found[1], found[2] or "") if found else (line, "")
+
+
+def covers(name: str, path: str) -> bool:
+    """Whether an environment collects the tests of a file."""
+    if name == MAIN:
+        left_out = [folder for folders in FOLDERS.values() for folder in folders.split()]
+        return not any(path.startswith(f"tests/{folder}") for folder in left_out)
+    return any(path.startswith(each.partition("::")[0].rstrip("/")) for each in paths(name))
+
+
+def run(name: str) -> Outcome:
+    """Run the tests of an environment."""
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
     own = {} if name == MAIN else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [str(python_of(name)), "-m", "pytest", "-p", "no:cacheprovider", *paths(name)]
+    options = ["-p", "no:cacheprovider", f"--durations={SLOWEST}", "--durations-min=1"]
+    command = [str(python_of(name)), "-m", "pytest", *options, *paths(name)]
     say(name, f"pytest {' '.join(paths(name))}")
     process = subprocess.Popen(
         command,
@@ -116,12 +168,13 @@ def run(name: str) -> tuple[int, list[str]]:
     closing = [line for line in lines if line.startswith(("FAILED", "ERROR "))]
     counts = [line for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)][-1:]
     skipped = [line for line in lines if line.startswith("SKIPPED")]
-    return code, [
+    closing = [
         *skipped,
         *causes(lines),
         *closing,
         *(counts or lines[-MOST:] or ["no tests ran"]),
     ]
+    return Outcome(code, closing, skipped, slowest(lines))
 
 
 def causes(lines: Sequence[str]) -> list[str]:
@@ -177,11 +230,19 @@ def main(wanted: Sequence[str]) -> int:
     chosen = wanted or names()
     with ThreadPoolExecutor(AT_ONCE) as lanes:
         results = dict(zip(chosen, lanes.map(run, chosen), strict=True))
-    # failures stand last
-    for name, (code, closing) in sorted(results.items(), key=lambda item: item[1][0] != 0):
+    times = sorted((each for result in results.values() for each in result.times), reverse=True)
+    print(f"\nthe {SLOWEST} slowest tests:")
+    print("\n".join(f"  {seconds:6.1f} s  {test}" for seconds, test in times[:SLOWEST]))
+    # failures are printed last
+    for name, (code, closing, *_) in sorted(results.items(), key=lambda item: item[1].code != 0):
         print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
         print("\n".join(f"  {line}" for line in closing))
-    return int(any(code for code, _ in results.values()))
+    unseen = [] if wanted else hidden({name: each.skipped for name, each in results.items()})
+    if unseen and os.environ.get("CI"):
+        print("\nFAILED: these tests run in no environment (make system-packages may help):")
+        print("\n".join(f"  {line}" for line in unseen))
+        return 1
+    return int(any(each.code for each in results.values()))
 
 
 if __name__ == "__main__":

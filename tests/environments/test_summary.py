@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.environments.__main__ import MOST, causes
+from tests.environments.__main__ import MOST, causes, hidden, slowest
 
 FAILING = """
 import pytest
@@ -42,3 +42,21 @@ def test_the_summary_has_errors_and_output_of_failed_tests(tmp_path: Path) -> No
     assert found[-3] == "test_it.py:13: AssertionError"
     assert found[-1] == "rank 1 was late"
     assert len(found) == 4 + MOST + 1 + 2
+
+
+def test_skips_count_where_no_environment_runs_the_test() -> None:
+    slurm = "SKIPPED [3] tests/conftest.py:81: munge is not installed"
+    here = "SKIPPED [1] tests/test_run.py:7: not here"
+    skipped = {
+        "main": [slurm, here, "SKIPPED [1] tests/test_bench.py:9: no CUDA GPU"],
+        "frameworks": ["SKIPPED [1] tests/jax/test_trees.py:5: does not apply: a kit's case"],
+    }
+    assert hidden(skipped) == [f"main: {slurm}", f"main: {here}"]
+    both = "SKIPPED [1] tests/jax/test_foreign.py:20: other JAX"
+    assert hidden({"frameworks": [], "oldest": [both]}) == []
+    assert hidden({"oldest": [both]}) == [f"oldest: {both}"]
+
+
+def test_times_are_read_from_durations() -> None:
+    lines = ["= slowest 2 durations =", "12.30s call     tests/a.py::test_b[c d]", "1.00s setup  x"]
+    assert slowest(lines) == [(12.3, "tests/a.py::test_b[c d] (call)"), (1.0, "x (setup)")]

@@ -17,7 +17,9 @@ from tests.run_job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 if jax.__version_info__ < (0, 6):
-    pytest.skip("JAX before 0.6 calls the host another way", allow_module_level=True)
+    pytest.skip(
+        "does not apply: JAX before 0.6 calls the host another way", allow_module_level=True
+    )
 from farandole.jax import foreign  # noqa: E402
 
 HEADER = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"

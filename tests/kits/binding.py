@@ -102,7 +102,7 @@ class BindingKit:
         binding = self.binding
         missing = sorted({*needs} - {*binding.hvd.__all__})
         if missing:
-            pytest.skip(f"{binding.module} does not offer {', '.join(missing)}")
+            pytest.skip(f"does not apply: {binding.module} has no {', '.join(missing)}")
         job(n, lambda rank: check(binding, binding.hvd, rank), **settings)
 
     @pytest.mark.parametrize(("n", "wire"), [(1, "shm"), (2, "shm"), (3, "tcp")])
@@ -251,7 +251,7 @@ class BindingKit:
             binding.same(found, [1], "float32")
 
         if "compression" not in inspect.signature(self.binding.hvd.allreduce).parameters:
-            pytest.skip(f"{self.binding.module} compresses gradients alone")
+            pytest.skip(f"does not apply: {self.binding.module} compresses gradients alone")
         self._run(check)
 
     def test_process_sets(self) -> None:

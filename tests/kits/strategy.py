@@ -152,7 +152,7 @@ class StrategyKit:
 
     def test_one_strategy_serves_several_optimizers(self) -> None:
         if not self.repeats:
-            pytest.skip("what it does hangs on the order of events")
+            pytest.skip("does not apply: its results depend on the order of events")
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> list[Arrays]:
             import farandole.numpy as hvd
@@ -189,7 +189,7 @@ class StrategyKit:
 
     def test_a_run_goes_on_where_its_checkpoint_was_made(self) -> None:
         if not (self.repeats and self.resumes):
-            pytest.skip("what lasts from one exchange to the next is not in slots alone")
+            pytest.skip("does not apply: its state between exchanges is not in slots alone")
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             def trained(kept: StatefulExchange, weights: Arrays, steps: range) -> None:

@@ -21,4 +21,4 @@ class TestBinding(BindingKit):
     binding = Binding("farandole.tensorflow", make=make, read=lambda tensor: tensor.numpy())
 
     def test_in_place(self) -> None:
-        pytest.skip("tensors do not change; broadcast_ takes variables")
+        pytest.skip("does not apply: tensors do not change; broadcast_ takes variables")

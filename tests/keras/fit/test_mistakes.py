@@ -160,7 +160,7 @@ def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
 
 def test_xla_is_left_out_of_training_alone() -> None:
     if "tensorflow" not in BACKENDS:
-        pytest.skip("it is about TensorFlow")
+        pytest.skip("does not apply: it is about TensorFlow")
 
     def train(rank: int) -> object:
         import keras

@@ -40,7 +40,7 @@ def test_an_unbuilt_model_begins_alike(backend: str) -> None:
 
 def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
     if backend != "tensorflow":
-        pytest.skip("the others have Keras call each model before the first step")
+        pytest.skip("does not apply: the others have Keras call each model before the first step")
 
     def train(rank: int) -> object:
         import keras
@@ -78,7 +78,7 @@ def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
 def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None:
     """Those of a GAN: the model is compiled without them."""
     if backend != "tensorflow":
-        pytest.skip("the others step optimizers of one's own in another way")
+        pytest.skip("does not apply: the others step optimizers of one's own in another way")
 
     def train(rank: int) -> object:
         import keras
@@ -108,7 +108,7 @@ def test_a_models_own_optimizers_begin_with_rank_0s_state(backend: str, built: b
     step.
     """
     if backend != "tensorflow":
-        pytest.skip("the others step optimizers of one's own in another way")
+        pytest.skip("does not apply: the others step optimizers of one's own in another way")
 
     def train(rank: int) -> object:
         import keras

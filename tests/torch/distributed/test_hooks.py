@@ -152,3 +152,29 @@ def test_built_in_hooks_give_what_they_give_with_gloo() -> None:
 
 def test_backward_may_ask_whether_a_call_is_done() -> None:
     members(2, polling)
+
+
+def futures_of_awaited_calls(rank: int) -> None:
+    """On 2 ranks. Those of other calls during backward are complete at its end."""
+    import torch
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    complete: list[bool] = []
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        work.wait()
+        future = work.get_future()
+        complete.append(future.done())
+        return future.then(lambda done: done.value()[0] / 2)
+
+    model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
+    model.register_comm_hook(None, hook)
+    model(torch.full((1, 3), rank + 1.0)).sum().backward()
+    assert complete == [True]
+    assert model.module.weight.grad.tolist() == [[1.5] * 3]
+
+
+def test_the_future_of_an_awaited_call_is_complete() -> None:
+    members(2, futures_of_awaited_calls)

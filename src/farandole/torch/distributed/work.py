@@ -44,6 +44,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         self._what = what
         self._hurry = hurry
         self._future: Any = None
+        self._awaited = False  # by the program: a future is complete from the beginning
         self._in_registry = not call.done and _graphs_may_wait()
         # for ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` looks there
         if self._in_registry:
@@ -70,6 +71,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
                 raise StalledError(
                     f"{self._what} has not completed within {seconds:g} s after wait(timeout)"
                 )
+        self._awaited = True
         if self._call.error is not None:
             raise self._call.error
 
@@ -108,7 +110,10 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
             started: Any = torch.futures.Future()
             # A callback can make the future fail for C++ too; set_exception works in Python only.
             self._future = started.then(self._outcome)
-            self._call_back(lambda: started.set_result(None))
+            if self._awaited:
+                started.set_result(None)
+            else:
+                self._call_back(lambda: started.set_result(None))
         return self._future
 
     getFuture = get_future
