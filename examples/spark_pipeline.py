@@ -20,7 +20,6 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import MinMaxScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from farandole.data import Store
 
@@ -104,6 +103,7 @@ def main() -> None:
         len(names),
         feature_cols=["features"],
         label_cols=["digit"],
+        prediction_col="prediction",
         validation=0.1,
         epochs=arguments.epochs,
         num_proc=arguments.num_proc,
@@ -117,9 +117,6 @@ def main() -> None:
     model = pipeline.fit(train)
 
     predicted = model.transform(test).withColumn("scores", vector_to_array("digit__output"))
-    predicted = predicted.withColumn(
-        "prediction", F.expr("double(array_position(scores, array_max(scores)) - 1)")
-    )
     path = f"{arguments.work}/predictions"
     predicted.select("digit", "prediction", "scores").write.mode("overwrite").parquet(path)
     written = spark.read.parquet(path)

@@ -181,7 +181,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
                 f"transformation_fn returns no column {name!r}; it returns {', '.join(arrays)}"
             )
     for name in arrays if free else columns.all:
-        if arrays[name].dtype.kind in "OUS":
+        if arrays[name].dtype.kind in "OUS" and name not in columns.texts:
             cure = ", or name it in transformation_removed_fields" if free else ""
             raise DataError(
                 f"column {name!r} holds text, which a model cannot take. Convert it to indexes"

@@ -11,7 +11,13 @@ from farandole.base.log import logger
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import configured, digest, plain
-from farandole.estimators.loaders.keras import Loader, Packed, backend_of, pack
+from farandole.estimators.loaders.keras import (
+    Loader,
+    Packed,
+    backend_of,
+    pack,
+    text_features,
+)
 from farandole.estimators.loaders.keras_arguments import (
     compiled_arguments,
     open_arguments,
@@ -20,7 +26,7 @@ from farandole.estimators.loaders.keras_arguments import (
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
-from farandole.estimators.spec import OutputKind, Result, Spec, direction
+from farandole.estimators.spec import Columns, OutputKind, Result, Spec, direction
 from farandole.estimators.trainers.keras.check import by_name, check
 from farandole.estimators.trainers.keras.compiling import compile_options, output_kind
 from farandole.estimators.trainers.keras.state import load, slots
@@ -109,6 +115,10 @@ class KerasEstimator(DistributedEstimator):
         if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return shapes
+
+    def _columns(self) -> Columns:
+        columns = super()._columns()
+        return columns._replace(texts=text_features(self.getOrDefault("model"), columns.features))
 
     def env(self) -> dict[str, str]:
         variables = {

@@ -44,7 +44,7 @@ class Columns(NamedTuple):
     ``transform``: edits a pandas DataFrame of a batch, or, with ``by_row``, a dict of a row;
     ``edited``: name, dtype, shape and nullability of the columns that it makes; ``removed``: the
     columns that it drops. ``by_name``: the model takes columns by name, so ``transform`` may leave
-    any columns.
+    any columns. ``texts``: features that may be texts, which the model itself looks up.
     """
 
     features: tuple[str, ...]
@@ -55,6 +55,7 @@ class Columns(NamedTuple):
     removed: tuple[str, ...] = ()
     by_row: bool = False
     by_name: bool = False
+    texts: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:

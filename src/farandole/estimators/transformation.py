@@ -42,7 +42,9 @@ def transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arra
             )
     used = None if columns.by_name else {*columns.all, *edited}
     return {
-        name: _array(name, values, edited.get(name))
+        name: _texts(values)
+        if name in columns.texts and isinstance(next(iter(values), None), str)
+        else _array(name, values, edited.get(name))
         for name, values in changed.items()
         if name not in columns.removed and (used is None or name in used)
     }
@@ -152,6 +154,12 @@ def _array(name: str, values: Any, field: Sequence[Any] | None) -> Array:
     if dtype is not None:
         array = _cast(name, array, dtype)
     return array if shape is None else _shaped(name, array, tuple(shape))
+
+
+def _texts(values: Any) -> Array:
+    texts = np.empty(len(values), object)
+    texts[:] = list(values)
+    return texts
 
 
 def _stacked(name: str, values: Any) -> Array:

@@ -19,6 +19,9 @@ from farandole.estimators.loaders.arrays import fits, whole_numbers
 from farandole.inference.input_names import crossed, keys_of
 from farandole.inference.keras_objects import own_objects, scope, scoped_objects, uncompiled
 
+_WITH_TEXTS = ("tensorflow", "tf_keras")
+_OF_TEXT = ("StringLookup", "TextVectorization", "Hashing")
+
 
 class Packed(NamedTuple):
     """A model as bytes. ``content``: a .keras file. ``custom``: the pickle of custom objects.
@@ -128,16 +131,20 @@ def inputs_of(
     """
     inputs = list(getattr(model, "inputs", None) or [])
     by_key = keys_of(model)
-    keys = {id(each): key for key, each in by_key.items()}
-    own = [str(keys.get(id(each), each.name.partition(":")[0])) for each in inputs] or [*by_key]
+    own = _input_names(inputs, by_key) or [*by_key]
     by_name = len(names) > 1 and sorted(own) == sorted(names)
     declared: list[Any] = inputs if len(inputs) == len(names) else [None] * len(names)
     if inputs and by_name:
         declared = [inputs[own.index(name)] for name in names]
     converted = [
-        _input(array, each, name in categories)
+        _texts(array, each, name)
+        if array.dtype == object or _is_text(each)
+        else _input(array, each, name in categories)
         for array, each, name in zip(arrays, declared, names, strict=True)
     ]
+    # only TensorFlow has tensors of texts, and Keras 3 refuses them together with arrays
+    if any(array.dtype == object for array in converted) and backend_of(model) in _WITH_TEXTS:
+        converted = [sys.modules["tensorflow"].constant(each) for each in converted]
     if len(converted) == 1 and (inputs or not by_key):
         return converted[0]
     if by_key:
@@ -159,6 +166,45 @@ def inputs_of(
             " or give the inputs names that no column has"
         )
     return converted
+
+
+def text_features(model: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the features that a model takes as texts: those of inputs declared as strings, or,
+    without declared inputs, any of them if it has a layer that looks up texts.
+    """
+    inputs = list(getattr(model, "inputs", None) or [])
+    if not inputs:
+        layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+        return tuple(names) if any(type(each).__name__ in _OF_TEXT for each in layers) else ()
+    own = _input_names(inputs, keys_of(model))
+    if sorted(own) == sorted(names):
+        inputs = [inputs[own.index(name)] for name in names]
+    if len(inputs) != len(names):
+        return ()
+    return tuple(name for name, each in zip(names, inputs, strict=True) if _is_text(each))
+
+
+def _input_names(inputs: Sequence[Any], by_key: Mapping[str, Any]) -> list[str]:
+    """Return the names of a model's inputs: their keys in a dict, otherwise their own."""
+    keys = {id(each): key for key, each in by_key.items()}
+    return [str(keys.get(id(each), each.name.partition(":")[0])) for each in inputs]
+
+
+def _is_text(declared: Any) -> bool:
+    dtype = getattr(declared, "dtype", None)
+    return getattr(dtype, "name", dtype) == "string"
+
+
+def _texts(array: Any, declared: Any, name: str) -> Any:
+    """Return texts in the model's declared shape."""
+    if array.dtype != object:
+        raise DataError(
+            f"the model takes column {name!r} as text, and it has {array.dtype}: cast it"
+            f" (df.withColumn({name!r}, F.col({name!r}).cast('string')))"
+        )
+    if declared is not None and len(declared.shape) == 2:
+        return array.reshape(-1, 1)
+    return array
 
 
 def _input(array: Any, declared: Any, category: bool) -> Any:

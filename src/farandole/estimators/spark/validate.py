@@ -34,6 +34,8 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
     if columns.transform is not None:
         return  # transformation_fn may make numbers of any type
     for name in columns.all:
+        if name in columns.texts and isinstance(fields[name], T.StringType):
+            continue
         why = _unusable(
             fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,24 @@ class Rows:
         share = np.full(len(labels[0]), batch.share if self._share else 1.0, np.float32)
         weight = share if batch.weight is None else share * batch.weight
         return inputs, like_outputs(labels), like_outputs([weight] * len(labels))
+
+
+def with_shapes(batches: Callable[[], Iterator[Any]]) -> Any:
+    """Return batches as a dataset of TensorFlow, which keeps the shape of a row. Keras 2 forgets it
+    for other iterators, and layers for texts need it.
+
+    ``batches``: returns an iterator.
+    """
+    tf = sys.modules["tensorflow"]  # imported by Keras
+    iterator = batches()
+    first = next(iterator)
+    begun = [itertools.chain([first], iterator)]
+    signature = tf.nest.map_structure(
+        lambda array: tf.TensorSpec((None, *tuple(array.shape)[1:]), array.dtype), first
+    )
+    return tf.data.Dataset.from_generator(
+        lambda: begun.pop() if begun else batches(), output_signature=signature
+    )
 
 
 def indexed(keras: Any, rows: Rows) -> Any:

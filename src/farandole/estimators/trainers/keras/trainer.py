@@ -16,7 +16,7 @@ from farandole.estimators.trainers.keras.callbacks import given_callbacks
 from farandole.estimators.trainers.keras.check import check
 from farandole.estimators.trainers.keras.compiling import compile_options
 from farandole.estimators.trainers.keras.epochs import losses_by_row, means_of, noting_of
-from farandole.estimators.trainers.keras.rows import Rows, indexed
+from farandole.estimators.trainers.keras.rows import Rows, indexed, with_shapes
 from farandole.estimators.trainers.keras.seeds import seed_all, seed_layers
 from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
 
@@ -109,13 +109,18 @@ def _fit(
     model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None
 ) -> None:
     options: dict[str, Any] = {}
+    packed = spec.payload["model"]
+    shaped = packed.backend == "tf_keras" and bool(spec.columns.texts)
     if held is not None:
-        options["validation_data"] = indexed(
-            spec.payload["model"].package(), Rows(held, model, spec, share=False)
+        own = Rows(held, model, spec, share=False)
+        options["validation_data"] = (
+            with_shapes(lambda: map(own.at, range(len(held))))
+            if shaped
+            else indexed(packed.package(), own)
         )
     with rows.endless() as batches:
         model.fit(
-            batches,
+            with_shapes(lambda: batches) if shaped else batches,
             steps_per_epoch=len(rows.batches),
             initial_epoch=first,
             epochs=spec.epochs,
