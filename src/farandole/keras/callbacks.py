@@ -17,7 +17,7 @@ from farandole.errors import NotInitializedError
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.keras import metrics
-from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
+from farandole.keras.common_callbacks import Best, LearningRates, Tracking, WarmUp
 from farandole.keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -33,6 +33,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "TrackingCallback",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
 ]
@@ -117,6 +118,10 @@ class LearningRateWarmupCallback(WarmUp, LearningRateScheduleCallback):
 
 class BestModelCheckpoint(Best, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     __doc__ = Best.__doc__
+
+
+class TrackingCallback(Tracking, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = Tracking.__doc__
 
 
 def process_set_of(model: Any) -> ProcessSet:

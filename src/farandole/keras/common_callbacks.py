@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from farandole.job import context
+from farandole.job.config.rank_variables import RUN_VARIABLE
 from farandole.keras.schedules import Schedule, multiplier_of, warmup_factor
 
 
@@ -254,3 +258,41 @@ class UpdateEpochState:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch = self.initial_epoch + epoch + 1
+
+
+class Tracking:
+    """Record the metrics of each epoch in the run, under their names in ``logs``; outside a run,
+    nothing.
+
+    ``fit`` in a job of several ranks does so by itself on Keras 3. ``every``: record the metrics of
+    every so many batches as well, as ``batch/<name>``; 0 for none.
+    """
+
+    def __init__(self, every: int = 0) -> None:
+        super().__init__()
+        self.every = every
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self.every and self._batches % self.every == 0:
+            record_logs(
+                {f"batch/{name}": value for name, value in (logs or {}).items()}, self._batches
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        record_logs(logs or {}, epoch)
+
+
+def belongs_to_run() -> bool:
+    """Return whether this process is a rank of a run."""
+    return bool(os.environ.get(RUN_VARIABLE))
+
+
+def record_logs(logs: Mapping[str, Any], step: int) -> None:
+    """Record the numbers of Keras' ``logs`` if this process is a rank of a run."""
+    if logs and belongs_to_run():
+        # imported here because most jobs leave no run
+        from farandole.job.tracking import log_metrics
+
+        log_metrics({name: value for name, value in logs.items() if np.ndim(value) == 0}, step)

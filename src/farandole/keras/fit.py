@@ -33,10 +33,12 @@ from farandole.keras.adapted import watch
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     MetricAverageCallback,
+    TrackingCallback,
     process_set_of,
     together,
 )
 from farandole.keras.checks import CURES, local_batch_norm, uneven_shuffle, xla_skipped
+from farandole.keras.common_callbacks import belongs_to_run
 from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
 from farandole.keras.epoch_mistakes import epochs_divided, idle_early_stopping
 from farandole.keras.epochs import (
@@ -122,6 +124,8 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         training = Training(process_set, silent, broadcast)
         first = [BeforeUserCallbacks(training), *([] if own_broadcast else [broadcast])]
         last: list[Any] = [AfterUserCallbacks(training)]
+        if belongs_to_run() and not any(isinstance(each, TrackingCallback) for each in users):
+            last.append(TrackingCallback())
         if gradients is None:
             last.append(NoExchangeWarning())
         around(bound, callbacks, first, last)

@@ -17,7 +17,7 @@ from farandole.checks.no_exchange import NoExchange
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.keras.adapted import watch
-from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
+from farandole.keras.common_callbacks import Best, LearningRates, Tracking, WarmUp
 from farandole.keras.constants import make_functions, renew_in
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
@@ -53,6 +53,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "TrackingCallback",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
 ]
@@ -197,6 +198,10 @@ class LearningRateWarmupCallback(WarmUp, LearningRateScheduleCallback):
 
 class BestModelCheckpoint(Best, tf_keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     __doc__ = Best.__doc__
+
+
+class TrackingCallback(Tracking, tf_keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = Tracking.__doc__
 
 
 class NoExchangeWarning(tf_keras.callbacks.Callback):  # type: ignore[misc]
