@@ -28,7 +28,7 @@ compile = $(bin)/python -m compileall -q src compat/src tests
 .PHONY: demo test test-quick check docs pictures bench clean
 
 demo: $(VENV)/.demo-$(inputs)
-	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
+	$(bin)/farandole run -np 2 --track $(bin)/python examples/torch_digits.py
 
 test: $(VENV)/.dev-$(inputs)
 	@$(compile)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,9 @@ def run(job: Job, execute: Execute) -> list[Any]:
             _finish(home, folder, state, cause, code)
             mirrors.wait(copies)
             if not job.display.quiet:
-                job.display.note(f"this was run {folder.run_id}; show it with: farandole show last")
+                job.display.note(
+                    f"the run is kept; show it with: {_program()} show {folder.run_id}"
+                )
 
 
 def _create(job: Job, home: RunsHome) -> RunFolder:
@@ -102,6 +105,14 @@ def _finish(
     outputs.collect(folder)
     attempts.conclude(folder, 1, state, cause=cause, domain=WORKLOAD, exit_code=code)
     spool.remove(home, folder)
+
+
+def _program() -> str:
+    """Return the command ``farandole`` as the user has called it, where it is not on the PATH."""
+    called = sys.argv[0]
+    if os.path.basename(called) == "farandole" and shutil.which("farandole") is None:
+        return called
+    return "farandole"
 
 
 def _experiment(job: Job) -> str:

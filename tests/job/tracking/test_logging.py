@@ -156,7 +156,7 @@ def test_artifacts_stay_in_the_outputs(run: RunFolder, tmp_path: Path) -> None:
 
 
 class Figure:
-    """What the libraries of figures have in common."""
+    """A figure with the method that the libraries share."""
 
     def savefig(self, path: str) -> None:
         Path(path).write_text("png")

@@ -11,6 +11,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.jobs.commands.output import facts_table, print_json
 from farandole.jobs.details import details, readable_duration, readable_size, readable_time
 from farandole.jobs.references import find_run
+from farandole.jobs.summary import summary
 
 _MOST_ARTIFACTS = 10
 
@@ -28,7 +29,8 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
-    found = details(find_run(RunsHome(), options.run))
+    folder = find_run(RunsHome(), options.run)
+    found = {**details(folder), **summary(folder)}
     return print_json(found) if options.json else say(described(found))
 
 
@@ -49,11 +51,15 @@ def described(found: dict[str, Any]) -> str:
             ("duration", readable_duration(found["seconds"])),
             ("attempts", str(found["attempts"]) if found["attempts"] > 1 else ""),
             ("settings", _pairs(found["settings"])),
-            ("parameters", _pairs(found["parameters"])),
+            ("parameters", _pairs({**found["parameters"], **found["logged_parameters"]})),
+            ("metrics", _numbers(found["metrics"])),
+            ("measured", _numbers(found["automatic"])),
+            ("findings", "\n".join(found["findings"])),
             ("tags", _pairs(found["tags"])),
             ("git", commit),
             ("notes", "\n".join(found["messages"])),
             ("outputs", _artifacts(found["artifacts"])),
+            ("tensorboard", "\n".join(f"tensorboard --logdir {at}" for at in found["tensorboard"])),
             ("folder", found["folder"]),
         ]
     )
@@ -65,6 +71,16 @@ def _places(found: dict[str, Any]) -> str:
 
 def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" if value != "" else name for name, value in values.items())
+
+
+def _numbers(values: dict[str, float]) -> str:
+    """Return the last values of metrics, a line each; bytes in a readable unit."""
+    return "\n".join(
+        f"{name.replace('_bytes', '')}  {readable_size(int(value))}"
+        if "_bytes" in name
+        else f"{name}  {value:.4g}"
+        for name, value in sorted(values.items())
+    )
 
 
 def _artifacts(artifacts: list[dict[str, Any]]) -> str:

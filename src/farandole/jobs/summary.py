@@ -1,0 +1,53 @@
+"""A summary of what the ranks of a run have recorded, as plain data."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from farandole.job.runs.folder import RunFolder
+
+_EVENTS = "events.out.tfevents"  # the beginning of the names of TensorBoard's files
+_PLACES = ("outputs", "tensorboard", "work")
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    """Return what rank 0 has recorded, and the findings of all ranks.
+
+    - ``metrics``: The last value of each metric.
+    - ``automatic``: The same of those that are recorded without the program's help.
+    - ``logged_parameters``: Parameters that the program has recorded.
+    - ``findings``: Texts of the checks' findings.
+    - ``tensorboard``: Folders with event files of TensorBoard.
+    """
+    found: dict[str, Any] = {
+        "metrics": {},
+        "automatic": {},
+        "logged_parameters": {},
+        "findings": [],
+        "tensorboard": event_folders(folder),
+    }
+    if os.path.isdir(folder.file("metrics")):
+        # imported here because numpy takes longer to load than the rest of a command
+        from farandole.jobs import metrics
+
+        found["metrics"] = metrics.last_values(folder)
+        found["automatic"] = metrics.last_values(folder, automatic=True)
+        found["logged_parameters"] = metrics.params(folder)
+        texts = {
+            f"{each['text']} [{each['code']}]": None
+            for rank in metrics.ranks(folder)
+            for each in metrics.logged(folder, "finding", rank)
+        }
+        found["findings"] = list(texts)
+    return found
+
+
+def event_folders(folder: RunFolder) -> list[str]:
+    """Return the folders with event files of TensorBoard in the run, whoever wrote them."""
+    return sorted(
+        where
+        for place in _PLACES
+        for where, _, names in os.walk(folder.file(place))
+        if any(name.startswith(_EVENTS) for name in names)
+    )
