@@ -29,6 +29,7 @@ COMMANDS = {
     "timeline": "merge the timelines of several ranks",
     "bench": "run the benchmarks (from a clone of the project)",
     "submit": "put a run into the queue: on this machine, on hosts, on a cluster",
+    "sweep": "run a script with many values of its parameters",
     "runs": "list runs",
     "show": "show a run: state, cause, files",
     "logs": "print or follow the output of a run",

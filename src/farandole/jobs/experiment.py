@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from farandole.errors import SettingsError
 from farandole.job.launch.job import check_call
@@ -147,6 +147,13 @@ class FunctionRun(RunOptions):
         return Submission(self.spec(experiment), call=call)
 
 
+class RunRequest(Protocol):
+    """A request that an experiment can submit: ``ScriptRun``, ``FunctionRun`` or ``Sweep``."""
+
+    def submission(self, experiment: str) -> Submission:
+        """Return what an experiment submits."""
+
+
 class Experiment:
     """A named group of runs: ``Experiment("xray").submit(ScriptRun("./project", "train.py"))``."""
 
@@ -158,7 +165,7 @@ class Experiment:
         self.name = check_experiment(name)
         self._home = RunsHome(home)
 
-    def submit(self, request: ScriptRun | FunctionRun) -> Run:
+    def submit(self, request: RunRequest) -> Run:
         """Put a run into the queue and return it at once.
 
         Raises SettingsError, before anything is created, for a request that cannot succeed.

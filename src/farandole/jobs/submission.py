@@ -32,6 +32,7 @@ class Submission(NamedTuple):
     - ``source``: The folder to take a snapshot of; empty for none.
     - ``call``: A function with its arguments, instead of the spec's command.
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
+    - ``files``, ``data``: Further files of the run's folder by name: JSON data, and bytes.
     - ``snapshot_limit``: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
 
@@ -40,6 +41,8 @@ class Submission(NamedTuple):
     call: Call | None = None
     snapshot: str = ""
     snapshot_limit: int = 0
+    files: Mapping[str, Mapping[str, Any]] = {}
+    data: Mapping[str, bytes] = {}
 
 
 def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
@@ -128,6 +131,11 @@ def _fill(
         }
         for text in taken.warnings:
             folder.record("warning", text=text)
+    for name, content in submission.files.items():
+        write_json(folder.file(name), content)
+    for name, raw in submission.data.items():
+        with open(folder.file(name), "wb") as file:
+            file.write(raw)
     if submission.call is not None:
         with open(folder.file("function.pkl"), "wb") as file:
             file.write(pickling.pack_call(submission.call))

@@ -63,6 +63,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "gc",
             "export",
             "targets",
+            "sweep",
         )
     },
     "strategy": {

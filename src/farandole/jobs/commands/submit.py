@@ -129,8 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     options = made.parse_args(flags)
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
-    experiment = options.experiment or _experiment(options.name or options.source)
-    run = Experiment(experiment).submit(_request(options, command))
+    run = Experiment(experiment_of(options)).submit(request(options, command))
     home = RunsHome()
     folder = home.find(run.id)
     assert folder is not None
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     return follow_to_end(folder) if options.follow else 0
 
 
-def _request(options: argparse.Namespace, command: Sequence[str]) -> ScriptRun:
+def request(options: argparse.Namespace, command: Sequence[str]) -> ScriptRun:
     return ScriptRun(
         source_directory=options.source,
         snapshot_limit=options.snapshot_limit,
@@ -176,6 +175,11 @@ def run_id(text: str) -> str:
     from farandole.jobs.references import find_run
 
     return find_run(RunsHome(), text).run_id
+
+
+def experiment_of(options: argparse.Namespace) -> str:
+    """Return the experiment that the options name or suggest."""
+    return options.experiment or _experiment(options.name or options.source)
 
 
 def _experiment(text: str) -> str:

@@ -1,0 +1,171 @@
+"""The values that a parameter of a sweep may take, and the searches that choose among them.
+
+All of it is pure: a search with the same seed gives the same values in the same order, so that a
+sweep whose controller was restarted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from farandole.errors import SettingsError, did_you_mean
+
+Values = dict[str, Any]
+
+
+class Distribution(NamedTuple):
+    """A distribution of a parameter: its ``kind`` with its arguments."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+    def sample(self, draw: random.Random) -> Any:
+        """Return one value."""
+        return _SAMPLERS[self.kind](draw, *self.arguments)
+
+    def choices(self) -> tuple[Any, ...] | None:
+        """Return all values if there are finitely many, else None."""
+        if self.kind == "choice":
+            return self.arguments
+        return tuple(range(self.arguments[0])) if self.kind == "randint" else None
+
+
+def choice(*options: Any) -> Distribution:
+    """One of the options; a single list gives its elements."""
+    if len(options) == 1 and isinstance(options[0], Sequence) and not isinstance(options[0], str):
+        options = tuple(options[0])
+    return _checked("choice", *options)
+
+
+def randint(upper: int) -> Distribution:
+    """Whole numbers from 0 to ``upper`` - 1."""
+    return _checked("randint", upper)
+
+
+def uniform(low: float, high: float) -> Distribution:
+    """Numbers between ``low`` and ``high``, all equally likely."""
+    return _checked("uniform", low, high)
+
+
+def quniform(low: float, high: float, step: float) -> Distribution:
+    """As ``uniform``, rounded to multiples of ``step``."""
+    return _checked("quniform", low, high, step)
+
+
+def loguniform(low: float, high: float) -> Distribution:
+    """Positive numbers between ``low`` and ``high`` whose logarithms are equally likely."""
+    return _checked("loguniform", low, high)
+
+
+def normal(mean: float, deviation: float) -> Distribution:
+    """A normal distribution."""
+    return _checked("normal", mean, deviation)
+
+
+def lognormal(mean: float, deviation: float) -> Distribution:
+    """Numbers whose logarithm has a normal distribution."""
+    return _checked("lognormal", mean, deviation)
+
+
+def _quniform(draw: random.Random, low: float, high: float, step: float) -> float:
+    return round(draw.uniform(low, high) / step) * step
+
+
+def _loguniform(draw: random.Random, low: float, high: float) -> float:
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+_SAMPLERS: dict[str, Callable[..., Any]] = {
+    "choice": lambda draw, *options: draw.choice(options),
+    "randint": lambda draw, upper: draw.randrange(upper),
+    "uniform": lambda draw, low, high: draw.uniform(low, high),
+    "quniform": _quniform,
+    "loguniform": _loguniform,
+    "normal": lambda draw, mean, deviation: draw.gauss(mean, deviation),
+    "lognormal": lambda draw, mean, deviation: math.exp(draw.gauss(mean, deviation)),
+}
+_COUNTS = {
+    "randint": 1,
+    "uniform": 2,
+    "quniform": 3,
+    "loguniform": 2,
+    "normal": 2,
+    "lognormal": 2,
+}
+
+
+def _checked(kind: str, *arguments: Any) -> Distribution:
+    """Return the distribution. Raises SettingsError for arguments that it cannot have."""
+    shown = f"{kind}({', '.join(map(str, arguments))})"
+    if kind == "choice":
+        if not arguments:
+            raise SettingsError("choice() needs at least one option")
+        return Distribution(kind, arguments)
+    count = _COUNTS[kind]
+    numbers = all(isinstance(each, (int, float)) for each in arguments)
+    if len(arguments) != count or not numbers:
+        raise SettingsError(f"{shown}: {kind} takes {count} numbers")
+    if kind == "randint" and not (isinstance(arguments[0], int) and arguments[0] > 0):
+        raise SettingsError(f"{shown}: the upper end must be a whole number of at least 1")
+    if kind in ("uniform", "quniform", "loguniform") and not arguments[0] < arguments[1]:
+        raise SettingsError(f"{shown}: the lower end must be below the upper end")
+    if kind == "loguniform" and arguments[0] <= 0:
+        raise SettingsError(f"{shown}: the lower end must be positive")
+    if kind == "quniform" and arguments[2] <= 0:
+        raise SettingsError(f"{shown}: the step must be positive")
+    return Distribution(kind, arguments)
+
+
+def parse_distribution(text: str) -> Distribution:
+    """Return the distribution of ``loguniform(1e-4,0.1)`` or of a list ``16,32,64``.
+
+    Raises SettingsError for other texts.
+    """
+    call = re.fullmatch(r"([a-z]+)\((.*)\)", text.strip())
+    if call is None:
+        return choice(*(_number(word) for word in text.split(",")))
+    kind = call[1]
+    if kind not in _SAMPLERS:
+        near = did_you_mean(kind, _SAMPLERS)
+        raise SettingsError(f"{kind!r} is no distribution ({', '.join(_SAMPLERS)}){near}")
+    return _checked(kind, *(_number(word) for word in call[2].split(",") if word.strip()))
+
+
+def _number(word: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word.strip()
+
+
+def grid(space: Mapping[str, Distribution]) -> Iterator[Values]:
+    """Yield all combinations. Raises SettingsError for a parameter with infinitely many values."""
+    columns = []
+    for name, distribution in space.items():
+        choices = distribution.choices()
+        if choices is None:
+            raise SettingsError(
+                f"a grid needs a list of values for {name!r}, not {distribution.kind}; give"
+                f" {name}=1,2,3, or search at random"
+            )
+        columns.append(choices)
+    for values in itertools.product(*columns):
+        yield dict(zip(space, values, strict=True))
+
+
+def random_search(space: Mapping[str, Distribution], seed: int) -> Iterator[Values]:
+    """Yield combinations at random, without end."""
+    draw = random.Random(seed)
+    while True:
+        yield {name: distribution.sample(draw) for name, distribution in space.items()}
+
+
+def space_from_json(data: Mapping[str, Any]) -> dict[str, Distribution]:
+    return {name: Distribution(kind, tuple(args)) for name, (kind, args) in data.items()}
