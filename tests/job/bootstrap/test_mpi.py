@@ -108,7 +108,13 @@ class TestOpenMpi:
         }
         running = subprocess.Popen(
             [*MPIRUN, sys.executable, "-c", code, str(tmp_path)],
-            env={**clean, **PATIENT, "TMPDIR": str(tmp_path)},
+            # an mpirun that is killed leaves its own shared memory behind
+            env={
+                **clean,
+                **PATIENT,
+                "TMPDIR": str(tmp_path),
+                "OMPI_MCA_btl_sm_backing_directory": str(tmp_path),
+            },
         )
         places = [tmp_path / "0", tmp_path / "1"]
         assert wait_until(lambda: all(path.exists() and path.read_text() for path in places))
