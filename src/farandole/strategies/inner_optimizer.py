@@ -16,6 +16,7 @@ from farandole.job import context
 _LONG = 0.1  # the longest step of a weight whose direction alone is known
 _FAR = 1.5  # the longest outer step, in mean changes, that goes with momentum inside
 _MUCH = 0.5  # momentum inside
+_GROWTH = 2.0  # of the norm of weights, in one outer step
 
 
 class InnerOptimizer(NamedTuple):
@@ -76,6 +77,24 @@ def check_fit(
         for group in inner:
             for finding in unsuited(label, group, codec, strategy):
                 warn_once(finding)
+
+
+def check_growth(label: str, strategy: Strategy, before: float, after: float) -> None:
+    """Log, once for each strategy, that an outer step has multiplied the norm of the weights.
+
+    ``before``, ``after``: the norms of this rank's weights around the exchange.
+    """
+    if not before or after <= _GROWTH * before or context.settings().check == "off":
+        return
+    warn_once(
+        UNSUITED_OPTIMIZER.finding(
+            f"{label}: the outer step of strategy={strategy.spec!r} has multiplied the norm of the"
+            f" weights by {after / before:.3g}, from {before:.3g} to {after:.3g}: it is too long."
+            " Give a smaller lr or an outer momentum of 0.5, or leave momentum out of the inner"
+            " optimizer",
+            where=f"growth {strategy.spec}",
+        )
+    )
 
 
 def unsuited(

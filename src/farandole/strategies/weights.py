@@ -16,7 +16,12 @@ from farandole.core.engine import Engine
 from farandole.job import context
 from farandole.job.report import training_progress
 from farandole.strategies.codecs import codec, state_label
-from farandole.strategies.inner_optimizer import Inner, InnerOptimizer, check_fit
+from farandole.strategies.inner_optimizer import (
+    Inner,
+    InnerOptimizer,
+    check_fit,
+    check_growth,
+)
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers, PeerSession
 
@@ -117,7 +122,11 @@ class WeightExchange:
             check_fit(self._label, self.inner(), self.codec, self.strategy)
         self._exchanged = True
         given = ExchangeContext(names, statistics)
+        steps_outside = bool(getattr(self.strategy.reference, "reach", 0.0))
+        before = _norm(weights) if steps_outside else 0.0
         travelled = self._encoding.exchange(self.strategy, weights, slots, step, given)
+        if steps_outside and session.engine.rank == 0:
+            check_growth(self._label, self.strategy, before, _norm(weights))
         if statistics and not travelled:
             session.mean(statistics)
 
@@ -205,6 +214,11 @@ class WeightExchange:
         odd = next(place for place, other in enumerate(specs) if other not in (spec, ""))
         found = other_strategy(self._label, ranks[engine.rank], spec, ranks[odd], specs[odd])
         raise error_of(ValueError, [found])
+
+
+def _norm(weights: Sequence[Array]) -> float:
+    """Return the Euclidean norm of all weights together."""
+    return float(np.sqrt(sum(float(np.vdot(weight, weight)) for weight in weights)))
 
 
 class StatefulExchange:
