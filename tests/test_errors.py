@@ -29,6 +29,8 @@ TREE = {
     "HostsUpdatedInterrupt": RuntimeError,
     "RanksDifferError": RuntimeError,
     "JobFailedError": RuntimeError,
+    "RunError": RuntimeError,
+    "RunFailedError": errors.RunError,
     "NotInitializedError": ValueError,
     "DataError": ValueError,
     "SettingsError": ValueError,

@@ -295,7 +295,7 @@ class TorchGradient:
 
 
 class _WithGraph(torch.autograd.Function):  # type: ignore[misc]
-    """Returns reduced values whose derivatives are those of this rank's gradient."""
+    """Returns reduced values with the derivatives of this rank's gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Any, reduced: Any) -> Any:

@@ -53,7 +53,7 @@ def uniform(low: float, high: float) -> Distribution:
 
 
 def quniform(low: float, high: float, step: float) -> Distribution:
-    """As ``uniform``, rounded to multiples of ``step``."""
+    """Numbers between ``low`` and ``high``, rounded to multiples of ``step``."""
     return _checked("quniform", low, high, step)
 
 
@@ -68,7 +68,7 @@ def normal(mean: float, deviation: float) -> Distribution:
 
 
 def lognormal(mean: float, deviation: float) -> Distribution:
-    """Numbers whose logarithm has a normal distribution."""
+    """A distribution of numbers with normally distributed logarithms."""
     return _checked("lognormal", mean, deviation)
 
 
