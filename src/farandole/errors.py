@@ -13,7 +13,9 @@ RuntimeError
 │       └── RefusedError       another rank's arguments of this call are invalid
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
 ├── RanksDifferError           --check raise: the ranks do not train the same model
-└── JobFailedError             a job failed; names the rank that caused it and shows why
+├── JobFailedError             a job failed; names the rank that caused it and shows why
+└── RunError                   a submitted run, or its folder, does not allow an operation
+    └── RunFailedError         a run that was awaited has failed or was canceled
 ValueError
 ├── NotInitializedError        a call that needs ``init()`` came before it
 ├── DataError                  rows, columns or files are unusable; says which
