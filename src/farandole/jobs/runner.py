@@ -30,10 +30,12 @@ from farandole.job.runs.folder import (
     RunFolder,
 )
 from farandole.job.runs.home import RunsHome
+from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.node import NODE_RANKS_VARIABLE, TF_WORKERS_VARIABLE
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environments, inputs, mirrors, outputs, workplaces
+from farandole.jobs.environments import PreparedEnvironment
 from farandole.jobs.logs import RunLogs
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.wake import wake
@@ -45,11 +47,13 @@ _LOOK = 0.5  # seconds between two looks for a request to cancel
 def main(arguments: list[str]) -> int:
     """Run the attempt unless another process has claimed it; return the exit status."""
     folder, attempt = RunFolder(arguments[0]), int(arguments[1])
-    if not attempts.claim(folder, attempt):
+    # This process has the claim already if it continues in the interpreter of the environment.
+    continues = attempts.claimant(folder, attempt) == ProcessIdentity.of()
+    if not continues and not attempts.claim(folder, attempt):
         return 0
     home = RunsHome()
     try:
-        _Runner(home, folder, attempt).run()
+        _Runner(home, folder, attempt, continues=continues).run()
     finally:
         wake(home)
     return 0
@@ -58,8 +62,11 @@ def main(arguments: list[str]) -> int:
 class _Runner:
     """One attempt of a run."""
 
-    def __init__(self, home: RunsHome, folder: RunFolder, attempt: int) -> None:
+    def __init__(
+        self, home: RunsHome, folder: RunFolder, attempt: int, *, continues: bool = False
+    ) -> None:
         self._home = home
+        self._continues = continues
         self._folder = folder
         self._attempt = attempt
         self._spec = folder.spec()
@@ -113,9 +120,7 @@ class _Runner:
     def _execute(self) -> None:
         folder, spec = self._folder, self._spec
         folder.change(RunState.PREPARING, attempt=self._attempt)
-        prepared = environments.prepare(spec.environment, folder, self._home)
-        for note in prepared.notes:
-            folder.record("note", text=note)
+        prepared = self._environment()
         workplaces.prepare(folder, spec.resources.nodes)
         paths = inputs.prepare(spec.inputs, folder, self._home)
         inputs.forget_credentials(os.environ)
@@ -153,6 +158,24 @@ class _Runner:
         results = driver.run(job)
         if job.call is not None:
             outputs.save_results(folder, results)
+
+    def _environment(self) -> PreparedEnvironment:
+        """Return the environment of the ranks.
+
+        A function is called by Farandole's own worker, which the runner starts with its
+        interpreter. So the runner of a function continues in the interpreter of the environment.
+        """
+        if self._continues:
+            return PreparedEnvironment(sys.executable)
+        folder, spec = self._folder, self._spec
+        prepared = environments.prepare(spec.environment, folder, self._home)
+        for note in prepared.notes:
+            folder.record("note", text=note)
+        if not spec.command and prepared.python != sys.executable:
+            words = [prepared.python, "-m", "farandole.jobs.runner", folder.path]
+            variables = {**os.environ, **prepared.variables}
+            os.execve(prepared.python, [*words, str(self._attempt)], variables)
+        return prepared
 
 
 def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:

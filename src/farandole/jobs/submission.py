@@ -54,7 +54,11 @@ def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     home = home or RunsHome()
     check(submission, home)
     secret = inputs.secret_variables(submission.spec.inputs)
-    spec = dataclasses.replace(submission.spec, inputs=inputs.public(submission.spec.inputs))
+    spec = dataclasses.replace(
+        submission.spec,
+        inputs=inputs.public(submission.spec.inputs),
+        environment=environments.with_content(submission.spec.environment, submission.source),
+    )
     submission = submission._replace(spec=spec)
     files = _selected(submission, home)
     run_id = home.new_id(spec.experiment)

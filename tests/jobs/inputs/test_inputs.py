@@ -1,4 +1,4 @@
-"""Inputs from paths and URLs: their names, their copies in the cache, and what is refused."""
+"""Inputs from paths and URLs: their names, their copies in the cache, and wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a snapshot has, how they are stored, and what is refused."""
+"""The files of a snapshot, their storage, and refused sources."""
 
 from __future__ import annotations
 

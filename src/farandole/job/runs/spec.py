@@ -26,6 +26,7 @@ class EnvironmentSpec:
     - ``python``: The path of an existing interpreter, or none.
     - ``image``: A container image, or none.
     - ``name``: A name for messages.
+    - ``content``: The content of ``file``, which a submission adds.
     """
 
     policy: str = "current"
@@ -33,6 +34,7 @@ class EnvironmentSpec:
     python: str = ""
     image: str = ""
     name: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

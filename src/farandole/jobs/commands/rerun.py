@@ -13,6 +13,7 @@ from farandole.job.report import pickling
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.jobs.commands.output import follow_to_end
+from farandole.jobs.environments import LOCK
 from farandole.jobs.references import find_run
 from farandole.jobs.submission import Submission, submit
 
@@ -61,4 +62,14 @@ def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFo
     snapshot = folder.file("snapshot") if os.path.isdir(folder.file("snapshot")) else ""
     # A run that was not submitted has no snapshot: its source is taken as it is now.
     source = spec.source if folder.submitted().get("tracked") else ""
-    return submit(Submission(again, source=source, call=call, snapshot=snapshot), home)
+    request = Submission(again, source=source, call=call, snapshot=snapshot, data=_lock(folder))
+    return submit(request, home)
+
+
+def _lock(folder: RunFolder) -> dict[str, bytes]:
+    """Return the lock file of an environment that was built for a run, if any."""
+    path = folder.file(LOCK)
+    if folder.spec().environment.policy != "build" or not os.path.exists(path):
+        return {}
+    with open(path, "rb") as file:
+        return {LOCK: file.read()}

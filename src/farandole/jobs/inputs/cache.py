@@ -57,7 +57,7 @@ class InputCache:
         except (RunError, ImportError):
             raise
         except Exception as error:
-            raise RunError(f"{_what(source)} cannot be read: {_text(error)}") from error
+            raise RunError(f"{_what(source)} cannot be read: {_text(error, source)}") from error
         entry = os.path.join(make_private(self._root), _key(source, files, folder))
         lock = self._lock(entry, source, folder)
         if not _complete(entry):
@@ -126,7 +126,7 @@ class InputCache:
             raise
         except Exception as error:
             shutil.rmtree(entry, ignore_errors=True)
-            raise RunError(f"{_what(source)} cannot be fetched: {_text(error)}") from error
+            raise RunError(f"{_what(source)} cannot be fetched: {_text(error, source)}") from error
         if after != files:
             shutil.rmtree(entry, ignore_errors=True)
             raise RunError(f"{_what(source)} changed while it was fetched: {_change(files, after)}")
@@ -305,8 +305,11 @@ def _what(source: InputSource) -> str:
     return f"the input {source.name!r} ({source.shown})"
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _text(error: Exception, source: InputSource) -> str:
+    """Return an error without the credentials of the source, which messages of clients show."""
+    text = f"{type(error).__name__}: {error}".replace(source.url, source.shown)
+    query = source.url.partition("?")[2]
+    return text.replace(query, source.shown.partition("?")[2]) if query else text
 
 
 def _size(path: str) -> int:
