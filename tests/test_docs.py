@@ -55,6 +55,7 @@ TASKS = [
     "concepts.md",
     "run.md",
     "jobs.md",
+    "environments.md",
     "tracking.md",
     "launching.md",
     "torch.md",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.cli import main
 from farandole.errors import RunError
 from farandole.job.runs.folder import RunFolder, make_private
 from farandole.job.runs.home import RunsHome
@@ -101,6 +102,17 @@ def test_one_build_serves_all_runs(source: Path, home: RunsHome, tmp_path: Path)
     again = folder_of(tmp_path, "e_2_b")
     Path(again.file("environment.lock")).write_text("tiny==1.0\n")
     assert output(built(source, again, home).python, "import tiny; print(tiny.version)") == "1.0"
+
+
+def test_unused_environments_are_deleted(source: Path, home: RunsHome, tmp_path: Path) -> None:
+    python = built(source, folder_of(tmp_path, "e_1_a"), home).python
+    with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert main(["gc", "--caches"]) == 0
+        assert os.path.exists(python)
+        process.communicate(b"\n")
+    assert main(["gc", "--caches"]) == 0
+    assert not os.path.exists(python)
+    assert os.path.exists(built(source, folder_of(tmp_path, "e_1_b"), home).python)
 
 
 def test_a_failed_build_shows_the_end_of_its_log(

@@ -13,7 +13,10 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import FINAL, RunState
 from farandole.jobs.commands.submit import duration
 from farandole.jobs.details import readable_size
+from farandole.jobs.environments.build import remove_unused
+from farandole.jobs.inputs.cache import InputCache
 from farandole.jobs.references import listed
+from farandole.jobs.snapshot.store import ContentStore
 from farandole.jobs.supervisor.index import IndexedRun
 
 _FINAL_NAMES = tuple(sorted(state.value for state in FINAL))
@@ -35,16 +38,23 @@ def parser() -> Parser:
         metavar="|".join(_FINAL_NAMES),
         help="only runs with this end",
     )
+    made.add_argument(
+        "--caches",
+        action="store_true",
+        help="also delete fetched inputs and built environments that no run uses now",
+    )
     made.add_argument("--dry-run", action="store_true", help="only list them")
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
-    if options.older_than is None and options.keep is None:
+    chosen_runs = options.older_than is not None or options.keep is not None
+    if not chosen_runs and not options.caches:
         raise SettingsError("say which runs to delete: --older-than 30d, or --keep 10, or both")
+    home = RunsHome()
     rows = chosen(
-        listed(RunsHome()),
+        listed(home) if chosen_runs else [],
         now=time.time(),
         older_than=options.older_than,
         keep=options.keep,
@@ -57,6 +67,10 @@ def main(arguments: Sequence[str]) -> int:
         say(f"{row.run_id}  {row.state.value}")
         if not options.dry_run:
             shutil.rmtree(row.path, ignore_errors=True)
+    if not options.dry_run:
+        ContentStore(home).collect()
+        if options.caches:
+            freed += InputCache(home).collect() + remove_unused(home)
     verb = "would be deleted" if options.dry_run else "deleted"
     return say(f"{counted(len(rows), 'run')} {verb}, {readable_size(freed)}")
 

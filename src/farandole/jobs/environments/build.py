@@ -43,8 +43,7 @@ def find_uv() -> str:
     path = shutil.which("uv")
     if path is None:
         raise SettingsError(
-            "building an environment needs uv, which is not installed: pip install"
-            " 'farandole[jobs]'"
+            "building an environment needs uv, which is not installed: pip install uv"
         )
     return path
 
@@ -229,3 +228,38 @@ def _read(path: str) -> str:
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def remove_unused(home: RunsHome) -> int:
+    """Delete the built environments in which no process runs, and return their bytes."""
+    root, freed = home.folder("environments"), 0
+    used = _running_interpreters()
+    for name in sorted(os.listdir(root)):
+        path = os.path.join(root, name)
+        if name.endswith(".lock") or any(each.startswith(path + os.sep) for each in used):
+            continue
+        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            freed += sum(
+                os.lstat(os.path.join(where, each)).st_size
+                for where, _, names in os.walk(path)
+                for each in names
+            )
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:  # it is being built
+            continue
+        finally:
+            os.close(lock)
+    return freed
+
+
+def _running_interpreters() -> set[str]:
+    """Return the words of the command lines of this user's processes that are paths."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode(errors="replace").split("\0")
+            found.update(word for word in words if word.startswith("/"))
+    return found
