@@ -65,7 +65,7 @@ from tests.kits.messages import mentioning, mentions
         (
             ("x", "y", "'test' as held"),
             {"validation": "held"},
-            ("text", "numbers"),
+            ("text", "bool", "'held'"),
         ),
         (
             ("x", "y", "date'2024-01-01' as held"),
