@@ -169,7 +169,7 @@ def inputs_of(
 
 
 def text_features(model: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the features that a model takes as texts: those of inputs declared as strings, or,
+    """Return the features that a model takes as texts: its inputs declared as strings, or,
     without declared inputs, any of them if it has a layer that looks up texts.
     """
     inputs = list(getattr(model, "inputs", None) or [])
