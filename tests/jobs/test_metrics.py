@@ -15,7 +15,8 @@ from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.journal import encode
 from farandole.job.tracking.tracker import SYSTEM, Tracker
-from farandole.jobs import metrics
+from farandole.jobs import column_cache, metrics
+from farandole.jobs.column_cache import forget
 from farandole.jobs.metrics import columns
 
 
@@ -134,10 +135,12 @@ def test_another_journal_at_this_place_is_read_from_its_start(run: RunFolder) ->
 def test_lost_columns_are_made_again(run: RunFolder) -> None:
     track(run).scalars({"loss": 1.0}, 0)
     assert steps_and_values(run, "loss") == [(0, 1.0)]
-    for path in Path(columns._place(run, 0)).glob("*.bin"):
+    place = columns._place(run, 0)
+    for path in Path(place).glob("*.bin"):
         path.unlink()
     assert steps_and_values(run, "loss") == [(0, 1.0)]
-    columns.forget(run)
+    forget(run)
+    assert not os.path.exists(os.path.dirname(place))
     assert steps_and_values(run, "loss") == [(0, 1.0)]
 
 
@@ -156,7 +159,7 @@ def test_a_state_folder_that_is_not_writable_is_no_obstacle(
     def refuse(_: Any) -> str:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(columns, "state_folder", refuse)
+    monkeypatch.setattr(column_cache, "state_folder", refuse)
     track(run).scalars({"loss": 1.0}, 0)
     assert steps_and_values(run, "loss") == [(0, 1.0)]
 

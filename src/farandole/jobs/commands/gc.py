@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, one_of, say
 from farandole.errors import SettingsError, counted
+from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import FINAL, RunState
+from farandole.jobs.column_cache import forget
 from farandole.jobs.commands.submit import duration
 from farandole.jobs.details import readable_size
 from farandole.jobs.environments.build import remove_unused
@@ -66,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         freed += folder_size(row.path)
         say(f"{row.run_id}  {row.state.value}")
         if not options.dry_run:
+            forget(RunFolder(row.path))
             shutil.rmtree(row.path, ignore_errors=True)
     if not options.dry_run:
         ContentStore(home).collect()

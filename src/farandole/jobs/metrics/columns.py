@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -25,9 +24,8 @@ import numpy as np
 
 from farandole.job.runs import journal
 from farandole.job.runs.folder import RunFolder, make_private
-from farandole.job.runs.home import RunsHome
 from farandole.job.tracking.tracker import SYSTEM
-from farandole.jobs.supervisor.place import state_folder
+from farandole.jobs.column_cache import column_folder, key
 
 _VERSION = 1
 _WIDTH = 3  # step, time, value
@@ -125,27 +123,21 @@ def _valid(steps: Any, attempts: list[list[int]]) -> Any:
 
 def _place(folder: RunFolder, rank: int) -> str:
     """Return the folder for the columns of a rank."""
-    key = hashlib.blake2b(os.path.realpath(folder.path).encode(), digest_size=10).hexdigest()
     try:
-        return make_private(os.path.join(state_folder(RunsHome()), "columns", key, f"rank-{rank}"))
+        return column_folder(folder, rank)
     except OSError:  # a full disk, or a home that is not writable
-        return _scratch(key, rank)
+        return _scratch(key(folder), rank)
 
 
-def _scratch(key: str, rank: int) -> str:
+def _scratch(name: str, rank: int) -> str:
     """Return a folder in memory, which lasts as long as this process."""
     root = _scratches.setdefault(
-        key, tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        name, tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     )
     return make_private(os.path.join(root.name, f"rank-{rank}"))
 
 
 _scratches: dict[str, tempfile.TemporaryDirectory[str]] = {}
-
-
-def forget(folder: RunFolder) -> None:
-    """Delete the columns of a run; reading them makes them again."""
-    shutil.rmtree(os.path.dirname(_place(folder, 0)), ignore_errors=True)
 
 
 # --- conversion
