@@ -20,6 +20,7 @@ from farandole.jobs import attempts, outputs
 from farandole.jobs.commands.rerun import rerun
 from farandole.jobs.submission import Submission, submit
 from tests.kits.jobs import wait_for_end
+from tests.kits.messages import mentions
 
 PROGRAM = """
 import os, sys, tempfile
@@ -118,3 +119,16 @@ def test_credentials_of_an_input_are_not_in_the_folder(home: RunsHome, source: P
     files = [Path(where, name) for where, _, names in os.walk(folder.path) for name in names]
     assert [path for path in files if b"hunter2" in path.read_bytes()] == []
     assert any(".env" in event.get("text", "") for event in folder.events())
+
+
+def test_files_that_are_not_kept_are_named(home: RunsHome, source: Path) -> None:
+    code = (
+        "import os, tempfile; open('model.pt', 'w'); open('outputs/weights', 'w');"
+        " open('train.py', 'a'); tempfile.mkstemp()"
+    )
+    folder = submit(Submission(RunSpec("e", ("python", "-c", code)), str(source)), home)
+    assert wait_for_end(folder)["state"] == "completed", folder.end()
+    texts = [event["text"] for event in folder.events() if event["event"] == "warning"]
+    assert [mentions(text, "model.pt") for text in texts] == [True, False]
+    assert mentions(texts[1], "TMPDIR", "1 file")
+    assert not any(mentions(text, name) for text in texts for name in ("weights", "train.py"))

@@ -104,6 +104,8 @@ class _Runner:
             folder.change(RunState.FINALIZING)
             outputs.collect(folder)
             if state is not RunState.FAILED:
+                for text in workplaces.left_behind(folder):
+                    folder.record("warning", text=text)
                 workplaces.discard(folder)
         except (OSError, RunError) as error:
             folder.record("warning", text=f"the outputs could not be collected: {error}")

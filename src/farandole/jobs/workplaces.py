@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 
+from farandole.errors import counted
 from farandole.job.runs.folder import RunFolder
+from farandole.jobs.details import readable_size
 from farandole.jobs.snapshot.store import clone_tree
+
+_SHOWN = 5  # names in a message
 
 
 def prepare(folder: RunFolder, nodes: int) -> None:
@@ -34,6 +39,50 @@ def prepare(folder: RunFolder, nodes: int) -> None:
             shutil.rmtree(own)
         if not os.path.lexists(own):
             os.symlink(outputs, own)
+
+
+def left_behind(folder: RunFolder) -> list[str]:
+    """Return messages about files that will be deleted with the working directories: new files
+    of the program outside ``outputs``, and files in ``TMPDIR``.
+    """
+    snapshot = folder.file("snapshot")
+    written: set[str] = set()
+    temporary, size = 0, 0
+    for node in sorted(_listed(folder.file("work"))):
+        place = folder.file("work", node, "source")
+        for path in _files(place):
+            name = os.path.relpath(path, place)
+            if not os.path.lexists(os.path.join(snapshot, name)):
+                written.add(name)
+        for path in _files(folder.file("work", node, "tmp")):
+            temporary += 1
+            size += os.lstat(path).st_size
+    messages = []
+    if written:
+        more = f" and {len(written) - _SHOWN} more" if len(written) > _SHOWN else ""
+        messages.append(
+            f"not kept, because only outputs/ is: {', '.join(sorted(written)[:_SHOWN])}{more};"
+            " write to outputs/ in the working directory"
+        )
+    if temporary:
+        messages.append(
+            f"left in TMPDIR and deleted: {counted(temporary, 'file')}, {readable_size(size)}"
+        )
+    return messages
+
+
+def _files(root: str) -> Iterator[str]:
+    for where, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            yield os.path.join(where, name)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(path) if name.startswith("node-")]
+    except FileNotFoundError:
+        return []
 
 
 def discard(folder: RunFolder) -> None:

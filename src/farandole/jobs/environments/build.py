@@ -256,7 +256,7 @@ def remove_unused(home: RunsHome) -> int:
 
 def _running_interpreters() -> set[str]:
     """Return the words of the command lines of this user's processes that are paths."""
-    found = set()
+    found: set[str] = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/cmdline", "rb") as file:
