@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from farandole.jobs import attempts, mirrors
 from farandole.jobs.mirrors import process
 from farandole.jobs.mirrors.contract import Point
 from farandole.jobs.mirrors.process import Follower
-from farandole.jobs.submission import write_request
+from farandole.jobs.submission import Submission, submit, write_request
+from tests.kits.jobs import wait_for_end
 from tests.kits.messages import mentioning
 
 FAILS: list[Exception] = []
@@ -188,3 +190,37 @@ def test_mlflow_has_the_run(run: RunFolder, tmp_path: Path, monkeypatch: Any) ->
     assert [(each.step, str(each.value)) for each in history] == [(0, "1.0"), (1, "nan")]
     assert found.data.metrics["accuracy_1"] == 0.25
     assert [each.path for each in client.list_artifacts(found.info.run_id)] == ["model.txt"]
+
+
+PROGRAM = """
+import farandole
+for step in range(3):
+    farandole.log_metric("loss", 1 / (step + 1), step)
+"""
+
+
+def test_a_submitted_run_is_mirrored(home: RunsHome, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(PROGRAM)
+    spec = RunSpec("mirrored", ("python", "train.py"), settings={"mirror": "trackio"})
+    folder = submit(Submission(spec, str(source)), home)
+    assert wait_for_end(folder)["state"] == "completed"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # the mirror ends a little later than the run
+        known = read_json(folder.file("mirrors", "trackio.json")) or {}
+        if known.get("state", {}).get("rows") == 3:
+            break
+        time.sleep(0.05)
+    database = sqlite3.connect(tmp_path / "trackio" / "mirrored.db")
+    rows = database.execute("select run_id, step from metrics order by id").fetchall()
+    database.close()
+    assert rows == [(folder.run_id, step) for step in range(3)]
+
+
+def test_a_submission_with_an_unknown_mirror_leaves_nothing(home: RunsHome, tmp_path: Path) -> None:
+    spec = RunSpec("mirrored", ("python", "-c", "pass"), settings={"mirror": "mlfow"})
+    with pytest.raises(SettingsError, match=mentioning("'mlfow'")):
+        submit(Submission(spec, str(tmp_path)), home)
+    assert list(home.all_runs()) == []
