@@ -13,8 +13,8 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
 from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor.wake import ensure_running
-from farandole.jobs.targets.contract import Presence, TargetSpec
-from farandole.jobs.targets.slurm import SlurmTarget, parsed
+from farandole.jobs.targets.contract import NodeCounts, Presence, TargetSpec
+from farandole.jobs.targets.slurm import SlurmTarget, node_counts, parsed
 from tests.kits import slurm as kit
 from tests.kits.jobs import end_supervisor, wait_for_end
 
@@ -91,6 +91,13 @@ def test_states_of_slurm_are_read() -> None:
     assert found["2"].state == "present"
     assert [found[job].preempted for job in ("3", "4")] == [True, False]
     assert parsed("") == {}
+
+
+def test_the_nodes_of_slurm_are_counted(slurm_cluster: kit.Cluster, source: Path) -> None:
+    counts = SlurmTarget(TargetSpec("slurm", "slurm")).nodes([])
+    assert counts.idle + counts.running == 2
+    output = "a|idle\na|idle\nb|mixed\nc|idle~\nd|allocated#\ne|down*\nf|idle%\ng|idle*\n"
+    assert node_counts(output) == NodeCounts(1, 1, preparing=1, leaving=1, unusable=2)
 
 
 def test_a_request_is_refused_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

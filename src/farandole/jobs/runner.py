@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from farandole.errors import JobFailedError, RunError, SettingsError
@@ -40,6 +41,7 @@ from farandole.jobs.logs import RunLogs
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
+from farandole.jobs.targets.contract import Launch
 
 _LOOK = 0.5  # seconds between two looks for a request to cancel
 
@@ -157,7 +159,8 @@ class _Runner:
         )
         os.chdir(folder.file("work", "node-0", "source"))
         folder.change(RunState.RUNNING, attempt=self._attempt)
-        results = driver.run(job)
+        with _reachable(launch, folder, self._home, [prepared.python, *paths.values()]):
+            results = driver.run(job)
         if job.call is not None:
             outputs.save_results(folder, results)
 
@@ -188,6 +191,27 @@ def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
         NODE_RANKS_VARIABLE: str(spec.resources.ranks_per_node),
         **({TF_WORKERS_VARIABLE: str(spec.tf_workers)} if spec.tf_workers else {}),
     }
+
+
+def _reachable(
+    launch: Launch, folder: RunFolder, home: RunsHome, paths: Sequence[str]
+) -> AbstractContextManager[None]:
+    """Return the context in which the ranks' hosts have the run's files.
+
+    Of the ``paths``, an interpreter stands for its environment; those outside the home are the
+    user's, who provides them on all hosts.
+    """
+    if launch.copies is None:
+        return nullcontext()
+    python, *others = paths
+    environment = os.path.dirname(os.path.dirname(python))
+    inside = home.path + os.sep
+    needed = [
+        path
+        for path in (environment, *others)
+        if path.startswith(inside) and not path.startswith(folder.path + os.sep)
+    ]
+    return launch.copies(folder, needed)
 
 
 def _command(spec: RunSpec, python: str, paths: Mapping[str, str]) -> tuple[str, ...]:

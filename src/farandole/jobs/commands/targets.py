@@ -17,11 +17,12 @@ from farandole.jobs.commands.submit import pair
 from farandole.jobs.targets import (
     load_target,
     names,
+    node_counts,
     remove_target,
     save_target,
     target_spec,
 )
-from farandole.jobs.targets.contract import TargetSpec
+from farandole.jobs.targets.contract import NodeCounts, TargetSpec
 
 ACTIONS = ("list", "add", "show", "remove")
 
@@ -115,10 +116,14 @@ def _show(home: RunsHome, name: str, as_json: bool) -> int:
         obstacle = ""
     except SettingsError as error:
         obstacle = str(error)
+    counts = None if obstacle else node_counts(home, name)
     capacity = target.capacity()
     if as_json:
         facts = capacity._asdict() if capacity is not None else None
-        return print_json({**dataclasses.asdict(spec), "capacity": facts, "obstacle": obstacle})
+        now = counts._asdict() if counts is not None else None
+        return print_json(
+            {**dataclasses.asdict(spec), "capacity": facts, "now": now, "obstacle": obstacle}
+        )
     own = "a queue of its own"
     return say(
         facts_table(
@@ -127,12 +132,19 @@ def _show(home: RunsHome, name: str, as_json: bool) -> int:
                 ("kind", spec.kind),
                 ("options", _options(spec)),
                 ("nodes", f"{spec.min_nodes} to {spec.max_nodes}" if spec.max_nodes else ""),
+                ("now", _counted(counts)),
                 ("cores", own if capacity is None else f"{capacity.cores:g}"),
                 ("gpus", str(capacity.gpus) if capacity is not None and capacity.gpus else ""),
                 ("works here", obstacle or "yes"),
             ]
         )
     )
+
+
+def _counted(counts: NodeCounts | None) -> str:
+    """Return the nodes by state, such as ``2 idle, 1 running``; empty if they are unknown."""
+    found = {} if counts is None else counts._asdict()
+    return ", ".join(f"{count} {state}" for state, count in found.items() if count)
 
 
 def _options(spec: TargetSpec) -> str:

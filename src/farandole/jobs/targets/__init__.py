@@ -15,7 +15,8 @@ from farandole.errors import SettingsError, did_you_mean
 from farandole.job.plugins import registry
 from farandole.job.runs.folder import read_json, write_json
 from farandole.job.runs.home import RunsHome
-from farandole.jobs.targets.contract import RunTarget, TargetSpec
+from farandole.jobs import attempts, spool
+from farandole.jobs.targets.contract import NodeCounts, RunTarget, TargetSpec, Ticket
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 
@@ -73,6 +74,20 @@ def names(home: RunsHome) -> list[str]:
         files = []
     defined = [name[: -len(".json")] for name in files if name.endswith(".json")]
     return [*registry.names("target"), *defined]
+
+
+def node_counts(home: RunsHome, name: str) -> NodeCounts | None:
+    """Return the nodes of a target by state; None if the target does not know them.
+
+    Raises SettingsError if there is no such target, RunError if its cluster does not answer.
+    """
+    tickets = []
+    for folder in spool.entries(home):
+        if folder.exists() and folder.end() is None and folder.spec().target == name:
+            ticket = attempts.ticket_of(folder, attempts.number(folder))
+            if ticket is not None:
+                tickets.append(Ticket(name, ticket["data"]))
+    return load_target(home, name).nodes(tickets)
 
 
 def _path(home: RunsHome, name: str) -> str:

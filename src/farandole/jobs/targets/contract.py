@@ -9,7 +9,8 @@ allocation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -49,6 +50,16 @@ class Capacity(NamedTuple):
     nodes: int
 
 
+class NodeCounts(NamedTuple):
+    """The nodes of a target by their state. ``preparing`` nodes start, ``leaving`` ones end."""
+
+    idle: int = 0
+    running: int = 0
+    preparing: int = 0
+    leaving: int = 0
+    unusable: int = 0
+
+
 class Ticket(NamedTuple):
     """A started runner: an identity that survives the supervisor.
 
@@ -78,11 +89,14 @@ class Launch(NamedTuple):
     - ``launcher``: The launcher, or its name.
     - ``hosts``: Hosts with slots, such as ``h1:2,h2:2``, or None.
     - ``settings``: Further settings of the job.
+    - ``copies``: For hosts that may not share the file system: called with the run's folder and
+      the paths of further files that the ranks read, it returns the context in which the ranks run.
     """
 
     launcher: str | Launcher
     hosts: str | None = None
     settings: Mapping[str, Any] = {}
+    copies: Callable[[RunFolder, Sequence[str]], AbstractContextManager[None]] | None = None
 
 
 class RunTarget(Protocol):
@@ -110,6 +124,12 @@ class RunTarget(Protocol):
 
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
         """Ask the runner to end; end it after ``grace_seconds``. Does not wait."""
+
+    def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
+        """Return the nodes by state, or None if the target does not know them.
+
+        ``tickets`` are those of the target's active runs. May take seconds.
+        """
 
     def launch(self, spec: RunSpec) -> Launch:
         """Return how the ranks are started; called in the runner."""

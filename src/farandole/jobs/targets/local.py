@@ -14,7 +14,14 @@ from farandole.errors import RunError, SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.spec import Resources, RunSpec
-from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
+from farandole.jobs.targets.contract import (
+    Capacity,
+    Launch,
+    NodeCounts,
+    Presence,
+    TargetSpec,
+    Ticket,
+)
 
 
 class LocalTarget:
@@ -65,6 +72,9 @@ class LocalTarget:
 
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
         end_here(ticket)
+
+    def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
+        return NodeCounts(running=1) if tickets else NodeCounts(idle=1)
 
     def launch(self, spec: RunSpec) -> Launch:
         return Launch("local")

@@ -17,7 +17,14 @@ from typing import ClassVar
 from farandole.errors import RunError, SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.spec import Resources, RunSpec
-from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
+from farandole.jobs.targets.contract import (
+    Capacity,
+    Launch,
+    NodeCounts,
+    Presence,
+    TargetSpec,
+    Ticket,
+)
 from farandole.jobs.targets.local import check_options
 
 QUESTION_SECONDS = 2.0  # the shortest time between two questions to Slurm's controller
@@ -140,6 +147,19 @@ class SlurmTarget:
         signal = [] if pending else ["--batch", "--signal=TERM"]
         _run(["scancel", *signal, job])
 
+    def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
+        """Return the states of the partition's nodes, which all users share.
+
+        Raises RunError if Slurm does not answer.
+        """
+        words = ["sinfo", "--noheader", "--Node", "--format=%N|%T"]
+        if partition := self._spec.options.get("partition"):
+            words.append(f"--partition={partition}")
+        done = _run(words)
+        if done.returncode:
+            raise RunError(f"sinfo fails: {_last_line(done.stderr)}")
+        return node_counts(done.stdout)
+
     def launch(self, spec: RunSpec) -> Launch:
         return Launch("slurm")
 
@@ -159,6 +179,33 @@ def parsed(output: str) -> dict[str, Presence]:
                 "gone", f"Slurm ended the job: {words}", preempted=state in _PREEMPTED
             )
     return found
+
+
+def node_counts(output: str) -> NodeCounts:
+    """Return the counts of sinfo's lines ``node|state``, each node once. Pure.
+
+    The last characters of a state are flags of sinfo: ``*`` does not respond, ``~`` is powered
+    down, ``#`` starts, ``%`` ends. Nodes that are powered down are left out.
+    """
+    states = dict(line.strip().split("|") for line in output.splitlines() if "|" in line)
+    kinds = [_kind_of(state) for state in states.values()]
+    return NodeCounts(**{kind: kinds.count(kind) for kind in NodeCounts._fields})
+
+
+def _kind_of(state: str) -> str:
+    word = state.rstrip("*~#!%$@^-+")
+    flags = state[len(word) :]
+    if "~" in flags or word in ("powered_down", "power_down"):
+        return ""
+    if "#" in flags or word in ("powering_up", "power_up", "planned_power_up", "configuring"):
+        return "preparing"
+    if "%" in flags or "!" in flags or word == "powering_down":
+        return "leaving"
+    if "*" not in flags and word in ("idle", "planned", "reserved"):
+        return "idle"
+    if "*" not in flags and word in ("allocated", "mixed", "completing", "draining"):
+        return "running"
+    return "unusable"
 
 
 def _run(

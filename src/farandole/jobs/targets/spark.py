@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.spec import Resources, RunSpec
-from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
+from farandole.jobs.targets.contract import (
+    Capacity,
+    Launch,
+    NodeCounts,
+    Presence,
+    TargetSpec,
+    Ticket,
+)
 from farandole.jobs.targets.local import check_options, end_here, presence_here, start_here
 
 SESSION_VARIABLE = "PYSPARK_SUBMIT_ARGS"  # read by pyspark when it starts its Java process
@@ -47,6 +54,9 @@ class SparkTarget:
 
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
         end_here(ticket)
+
+    def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
+        return None  # executors come and go with Spark's sessions
 
     def launch(self, spec: RunSpec) -> Launch:
         from farandole.job.launch.launchers.spark import SparkLauncher
