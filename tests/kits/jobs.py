@@ -48,7 +48,7 @@ def _end_runners(home: RunsHome) -> None:
     deadline = time.monotonic() + 20
     for folder in home.all_runs():
         runner = attempts.claimant(folder, attempts.number(folder))
-        if runner is not None and runner.alive():
+        if runner is not None and runner.pid != os.getpid() and runner.alive():
             os.kill(runner.pid, signal.SIGTERM)
             while runner.alive() and time.monotonic() < deadline:
                 time.sleep(0.02)

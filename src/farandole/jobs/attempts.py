@@ -30,7 +30,11 @@ def claim(folder: RunFolder, attempt: int) -> bool:
     """Make this process the runner of an attempt; return False if another one is."""
     return write_once(
         folder.file(f"claim-{attempt}.json"),
-        {"process": ProcessIdentity.of().to_json(), "time": time.time()},
+        {
+            "process": ProcessIdentity.of().to_json(),
+            "time": time.time(),
+            "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+        },
     )
 
 
@@ -38,6 +42,20 @@ def claimant(folder: RunFolder, attempt: int) -> ProcessIdentity | None:
     """Return the process that runs an attempt; None before one has claimed it."""
     data = read_json(folder.file(f"claim-{attempt}.json"))
     return None if data is None else ProcessIdentity.from_json(data["process"])
+
+
+def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any] | None:
+    """Return the data of the ticket of the runner that has claimed an attempt, as the target
+    ``kind`` would have made it; None if there is none, or the claim does not say.
+
+    A supervisor that was killed before it saved the ticket leaves only the claim.
+    """
+    claimed = read_json(folder.file(f"claim-{attempt}.json"))
+    if claimed is None:
+        return None
+    if kind == "slurm":
+        return {"job": claimed["slurm_job"]} if claimed.get("slurm_job") else None
+    return ProcessIdentity.from_json(claimed["process"]).to_json()
 
 
 def save_ticket(folder: RunFolder, attempt: int, ticket: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ def load(home: RunsHome, folder: RunFolder) -> dict[str, str]:
 
 def discard(home: RunsHome, folder: RunFolder) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_path(home, folder))
+        os.unlink(os.path.join(home.path, "variables", f"{folder.run_id}.json"))
 
 
 def _path(home: RunsHome, folder: RunFolder) -> str:

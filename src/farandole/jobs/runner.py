@@ -7,6 +7,7 @@ folder, so that the runner needs no supervisor while it works.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Launch
 
+_FULL_DISK_SECONDS = 300.0  # for which the end of an attempt is tried to be written
 _LOOK = 0.5  # seconds between two looks for a request to cancel
 
 
@@ -52,6 +54,8 @@ def main(arguments: list[str]) -> int:
     # This process has the claim already if it continues in the interpreter of the environment.
     continues = attempts.claimant(folder, attempt) == ProcessIdentity.of()
     if not continues and not attempts.claim(folder, attempt):
+        return 0
+    if folder.end() is not None:
         return 0
     home = RunsHome()
     try:
@@ -110,8 +114,21 @@ class _Runner:
                     folder.record("warning", text=text)
                 workplaces.discard(folder)
         except (OSError, RunError) as error:
-            folder.record("warning", text=f"the outputs could not be collected: {error}")
-        attempts.conclude(folder, self._attempt, state, cause=cause, domain=domain, exit_code=code)
+            with contextlib.suppress(OSError):
+                folder.record("warning", text=f"the outputs could not be collected: {error}")
+        deadline = time.monotonic() + _FULL_DISK_SECONDS
+        while True:
+            try:
+                attempts.conclude(
+                    folder, self._attempt, state, cause=cause, domain=domain, exit_code=code
+                )
+                return
+            except OSError as error:  # a full disk: without this file, the attempt counts as lost
+                if time.monotonic() > deadline or not folder.exists():
+                    raise
+                with contextlib.suppress(OSError):
+                    sys.stdout.write(f"the end of the run cannot be written yet: {error}\n")
+            time.sleep(1.0)
 
     def _interrupted(self, error: driver.Interrupted) -> tuple[RunState, str, str]:
         """Return the state, cause and domain of an attempt that was asked to end."""
@@ -256,6 +273,8 @@ class _StopWatch:
         self._thread.start()
 
     def close(self) -> None:
+        """End the watch; a later request no longer interrupts the record of the end."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._over.set()
         self._look()
 

@@ -43,7 +43,9 @@ def remove(home: RunsHome, folder: RunFolder) -> None:
     queue = os.path.join(home.path, "queue")
     try:
         names = [_name(folder)]
-    except RunError:  # the folder was moved away or is damaged
+    except (RunError, KeyError, TypeError, ValueError):  # the folder is gone or damaged
+        if not os.path.isdir(queue):
+            return
         names = [name for name in os.listdir(queue) if name.endswith(f" {folder.run_id}")]
     for name in names:
         with contextlib.suppress(FileNotFoundError):

@@ -169,12 +169,14 @@ def read_json(path: str) -> dict[str, Any] | None:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            data: dict[str, Any] = json.load(file)
-            return data
+            data: Any = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from None
+    if not isinstance(data, dict):
+        raise RunError(f"{path} is damaged: it holds no JSON object")
+    return data
 
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
@@ -202,8 +204,13 @@ def write_once(path: str, data: Mapping[str, Any]) -> bool:
 def _written_aside(path: str, data: Mapping[str, Any]) -> str:
     temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
     return temporary

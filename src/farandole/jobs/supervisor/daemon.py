@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ import traceback
 from farandole.errors import RunError, SettingsError
 from farandole.job.runs.folder import CANCEL, RunFolder
 from farandole.job.runs.home import HOME_VARIABLE, RunsHome
+from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environ, outputs, spool
@@ -25,12 +27,15 @@ from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.index import Index
 from farandole.jobs.supervisor.place import lock_path, socket_address
 from farandole.jobs.supervisor.queue import ActiveRun, Turn, WaitingRun, turns
+from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Capacity, Presence, RunTarget, Ticket
 
 BUSY, IDLE = 0.25, 5.0  # seconds between two looks while runs are active, and while none are
 IDLE_EXIT = 600.0  # seconds without a run after which the supervisor ends
 _FALSE_STARTS = 3  # runners that may end before they claim an attempt
+_UNANSWERED = 300.0  # seconds after which a run of a silent host is canceled without its answer
+_LOCK_SECONDS = 10.0  # time for another supervisor to listen, or to end
 
 
 class _Attempt:
@@ -43,6 +48,7 @@ class _Attempt:
         self.ticket = ticket
         self.cancel_sent = False
         self.pending_reason = ""
+        self.indexed = -1  # size of the journal of events at the last update of the index
 
 
 class RunSupervisor:
@@ -53,12 +59,17 @@ class RunSupervisor:
         self._waiting: dict[str, tuple[WaitingRun, RunFolder]] = {}
         self._active: dict[str, _Attempt] = {}
         self._targets: dict[str, RunTarget] = {}
-        self._index = Index(home)
+        self._index: Index | None = None
         self._false_starts: dict[str, int] = {}
+        self._obstacles: dict[str, str] = {}
+        self._me = ProcessIdentity.of()
         self._last_run = time.monotonic()
         for folder in home.all_runs():
-            if folder.exists() and folder.end() is None:
-                spool.add(home, folder)
+            try:
+                if folder.exists() and folder.end() is None:
+                    spool.add(home, folder)
+            except (RunError, OSError, KeyError, TypeError, ValueError) as error:
+                _log(f"run {folder.run_id} is left alone: {error}")
 
     def step(self) -> bool:
         """Take all steps that are due; return whether any run has not ended."""
@@ -86,25 +97,41 @@ class RunSupervisor:
         return BUSY if self._active or self._waiting else IDLE
 
     def close(self) -> None:
-        self._index.close()
+        if self._index is not None:
+            self._index.close()
+            self._index = None
 
     def _guarded(self, folder: RunFolder, action: object, *arguments: object) -> None:
-        """Call ``action`` for one run; its damaged folder must not stop the others."""
+        """Call ``action`` for one run; its damaged folder must not stop the others.
+
+        An error of the file system, such as a full disk, may pass: the next look tries again.
+        """
         try:
             action(folder, *arguments)  # type: ignore[operator]
+        except OSError as error:
+            self._note_obstacle(folder.run_id, error)
         except Exception as error:
             _log(f"run {folder.run_id}: {traceback.format_exc()}")
-            self._forget(folder)
             with contextlib.suppress(Exception):
                 folder.finish(RunState.FAILED, f"{type(error).__name__}: {error}")
+            with contextlib.suppress(OSError):
+                self._forget(folder)
             self._update(folder)
+
+    def _note_obstacle(self, subject: str, error: Exception) -> None:
+        """Log an error that every look may meet again, once."""
+        text = f"{type(error).__name__}: {error}"
+        if self._obstacles.get(subject) != text:
+            self._obstacles[subject] = text
+            _log(f"{subject}: {text}; trying again")
 
     # --- the queue
 
     def _admit(self, folder: RunFolder) -> None:
         """Take over a run that has not ended: as waiting, or as active if a runner has it."""
-        if not folder.exists():  # it was moved away or deleted
-            self._forget(folder)
+        if not folder.exists():
+            if self._is_deleted(folder):
+                self._forget(folder)
             return
         attempts.settle(folder)
         if folder.end() is not None:
@@ -115,9 +142,9 @@ class RunSupervisor:
         spec = folder.spec()
         found = attempts.ticket_of(folder, attempt)
         claimant = attempts.claimant(folder, attempt)
-        if claimant is not None:
+        if claimant is not None and claimant != self._me:
             data = found["data"] if found else claimant.to_json()
-            ticket = Ticket(spec.target, data)
+            ticket = self._claimed(folder, spec, attempt) or Ticket(spec.target, data)
             self._active[folder.run_id] = _Attempt(folder, spec, attempt, ticket)
         elif found and self._present(spec, Ticket(spec.target, found["data"])):
             ticket = Ticket(spec.target, found["data"])
@@ -157,7 +184,7 @@ class RunSupervisor:
             {
                 name: limit
                 for name in {run.experiment for run in waiting}
-                if (limit := self.home.limit(name))
+                if (limit := self._limit(name))
             },
             {run_id: self._state_of(run_id) for run_id in earlier},
         )
@@ -173,26 +200,44 @@ class RunSupervisor:
 
     def _state_of(self, run_id: str) -> RunState | None:
         folder = self.home.find(run_id)
-        return None if folder is None else folder.state()
+        try:
+            return None if folder is None else folder.state()
+        except (RunError, OSError, ValueError) as error:
+            self._note_obstacle(run_id, error)
+            return RunState.QUEUED  # its folder may become readable
+
+    def _limit(self, experiment: str) -> int:
+        try:
+            return self.home.limit(experiment)
+        except (RunError, OSError, ValueError, TypeError) as error:
+            self._note_obstacle(f"the limit of {experiment}", error)
+            return 0
 
     def _target(self, name: str) -> RunTarget:
         if name not in self._targets:
             self._targets[name] = load_target(self.home, name)
         return self._targets[name]
 
-    def _cancel_waiting(self, folder: RunFolder) -> None:
-        folder.finish(RunState.CANCELED, "canceled before it started")
+    def _cancel_waiting(self, folder: RunFolder, cause: str = "canceled before it started") -> None:
+        """End a waiting run, unless a runner has claimed its attempt meanwhile.
+
+        The supervisor claims the attempt itself, so that no runner on its way can start it later.
+        """
+        attempt = attempts.number(folder)
+        if not attempts.claim(folder, attempt) and attempts.claimant(folder, attempt) != self._me:
+            self._waiting.pop(folder.run_id, None)
+            self._admit(folder)
+            return
+        folder.finish(RunState.CANCELED, cause)
         self._forget(folder)
         self._update(folder)
 
     # --- starting
 
     def _start(self, folder: RunFolder, turn: Turn) -> None:
-        waiting, _ = self._waiting.pop(folder.run_id)
+        waiting, _ = self._waiting[folder.run_id]
         if turn.cause:
-            folder.finish(RunState.CANCELED, turn.cause)
-            self._forget(folder)
-            self._update(folder)
+            self._cancel_waiting(folder, turn.cause)
             return
         attempt = attempts.number(folder)
         spec = folder.spec()
@@ -202,8 +247,9 @@ class RunSupervisor:
         python = folder.submitted()["python"]
         command = [python, *_safe(python), "-m", "farandole.jobs.runner", folder.path, str(attempt)]
         ticket = target.start(folder, command, env)
-        attempts.save_ticket(folder, attempt, {"target": ticket.target, "data": dict(ticket.data)})
+        del self._waiting[folder.run_id]
         self._active[folder.run_id] = _Attempt(folder, spec, attempt, ticket)
+        attempts.save_ticket(folder, attempt, {"target": ticket.target, "data": dict(ticket.data)})
 
     # --- active runs
 
@@ -212,13 +258,19 @@ class RunSupervisor:
         for attempt in self._active.values():
             by_target.setdefault(attempt.spec.target, []).append(attempt)
         for name, group in by_target.items():
-            presences = self._target(name).presence([each.ticket for each in group])
+            try:
+                presences = self._target(name).presence([each.ticket for each in group])
+            except Exception as error:  # the target's definition was deleted, or is damaged
+                self._note_obstacle(f"the target {name}", error)
+                presences = [Presence("present")] * len(group)
             for attempt, presence in zip(group, presences, strict=True):
                 self._guarded(attempt.folder, self._look_after, attempt, presence)
 
     def _look_after(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
         if not folder.exists():
-            self._forget(folder)
+            if self._is_deleted(folder):
+                self._target(attempt.spec.target).cancel(attempt.ticket, 0.0)
+                self._forget(folder)
             return
         concluded = attempts.number(folder) > attempt.number or folder.end() is not None
         if concluded or presence.state == "gone":
@@ -227,37 +279,82 @@ class RunSupervisor:
         if presence.state == "pending" and presence.reason != attempt.pending_reason:
             attempt.pending_reason = presence.reason
             folder.record("pending", target=attempt.spec.target, reason=presence.reason)
-        if folder.requested(CANCEL) is not None and not attempt.cancel_sent:
+        request = folder.requested(CANCEL)
+        if request is not None and not attempt.cancel_sent:
             attempt.cancel_sent = True
             self._target(attempt.spec.target).cancel(attempt.ticket, attempt.spec.grace_seconds)
-        self._update(folder)
+        if request is not None and presence.state == "present" and presence.reason:
+            waited = time.time() - request["time"]
+            if waited > attempt.spec.grace_seconds + _UNANSWERED:
+                cause = f"canceled without an answer of the runner {presence.reason}"
+                attempts.conclude(folder, attempt.number, RunState.CANCELED, cause=cause)
+        size = _size(folder.file("events.jsonl"))
+        if size != attempt.indexed:
+            attempt.indexed = size
+            self._update(folder)
 
     def _end_attempt(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
         """Handle an attempt whose runner has concluded it, or is gone."""
-        claimant = attempts.claimant(folder, attempt.number)
-        if attempts.number(folder) == attempt.number and folder.end() is None:
-            if claimant is None and self._may_start_again(folder):
-                del self._active[folder.run_id]
-                self._enqueue(folder, attempt.spec)
-                return
-            if claimant is not None and claimant.alive():
-                return  # another supervisor's runner
-            with contextlib.suppress(OSError):  # the runner could not
-                outputs.collect(folder, digests=False)
-            canceled = folder.requested(CANCEL) is not None
-            attempts.conclude(
-                folder,
-                attempt.number,
-                RunState.CANCELED if canceled else RunState.FAILED,
-                cause=presence.reason or "its runner ended without a report",
-                domain=INFRASTRUCTURE if claimant is not None else WORKLOAD,
-            )
+        open_ended = attempts.number(folder) == attempt.number and folder.end() is None
+        if open_ended and not self._conclude(folder, attempt, presence):
+            return
         attempts.settle(folder)
         del self._active[folder.run_id]
         if folder.end() is not None:
             self._forget(folder)
+            self._update(folder)
         else:
             self._admit(folder)
+
+    def _conclude(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> bool:
+        """Conclude an attempt whose runner is gone; return False if the attempt goes on."""
+        claimant = attempts.claimant(folder, attempt.number)
+        if claimant is None:
+            if self._may_start_again(folder):
+                del self._active[folder.run_id]
+                self._enqueue(folder, attempt.spec)
+                return False
+            if not attempts.claim(folder, attempt.number):  # its runner was only slow
+                return False
+        claimed = self._claimed(folder, attempt.spec, attempt.number)
+        other = claimed is not None and claimed.data != attempt.ticket.data
+        if claimant is not None and claimant != self._me and other:
+            assert claimed is not None
+            attempt.ticket = claimed  # another runner, of a killed supervisor, was quicker
+            return False
+        with contextlib.suppress(OSError, RunError):  # the runner could not
+            outputs.collect(folder, digests=False)
+        started = claimant is not None and claimant != self._me
+        canceled = folder.requested(CANCEL) is not None
+        attempts.conclude(
+            folder,
+            attempt.number,
+            RunState.CANCELED if canceled else RunState.FAILED,
+            cause=presence.reason or "its runner ended without a report",
+            domain=INFRASTRUCTURE if started and presence.preempted else WORKLOAD,
+        )
+        return True
+
+    def _claimed(self, folder: RunFolder, spec: RunSpec, attempt: int) -> Ticket | None:
+        """Return the ticket of the runner that has claimed an attempt; None if it is unknown."""
+        try:
+            kind = self._target(spec.target).kind
+        except SettingsError:
+            return None
+        data = attempts.claimed_ticket(folder, attempt, kind)
+        return None if data is None else Ticket(spec.target, data)
+
+    def _is_deleted(self, folder: RunFolder) -> bool:
+        """Return whether a run's folder is gone, not merely out of reach for a moment."""
+        if not os.path.isdir(self.home.runs):
+            return False
+        try:
+            os.stat(folder.path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return not os.path.lexists(folder.file("spec.json"))
 
     def _may_start_again(self, folder: RunFolder) -> bool:
         """Return whether to start a runner once more that ended before it claimed its attempt."""
@@ -268,47 +365,77 @@ class RunSupervisor:
         self._waiting.pop(folder.run_id, None)
         self._active.pop(folder.run_id, None)
         self._false_starts.pop(folder.run_id, None)
+        self._obstacles.pop(folder.run_id, None)
+        environ.discard(self.home, folder)  # first: a run on the list is looked at again
         spool.remove(self.home, folder)
-        environ.discard(self.home, folder)
 
     def _update(self, folder: RunFolder) -> None:
-        with contextlib.suppress(RunError, OSError):
+        """Bring the run's row of the index up to date; runs go on without an index."""
+        try:
+            if self._index is None:
+                self._index = Index(self.home)
             self._index.update(folder)
+        except sqlite3.Error as error:  # a full disk, or a damaged file, which is made again
+            self._note_obstacle("the index", error)
+            with contextlib.suppress(sqlite3.Error):
+                self.close()
+            self._index = None
+        except (RunError, OSError, KeyError, TypeError, ValueError) as error:
+            self._note_obstacle(folder.run_id, error)
 
 
 def main() -> int:
     """Run the supervisor of ``$FARANDOLE_HOME`` until it has been idle for ten minutes."""
     home = RunsHome()
     lock = os.open(lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(lock, home):
         return 0
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with socket_address(home) as address:
-        bell = _bell(address)
+    bell = _bell(home)
     supervisor = RunSupervisor(home)
     try:
-        while supervisor.step() or supervisor.idle_seconds < IDLE_EXIT:
+        while True:
+            if not supervisor.step() and supervisor.idle_seconds >= IDLE_EXIT:
+                bell.close()  # who submits from here on starts another supervisor
+                if not supervisor.step():
+                    return 0
+                bell = _bell(home)
             _reap()
             _sleep(bell, supervisor.pause)
     finally:
         supervisor.close()
-    return 0
 
 
-def _bell(path: str) -> socket.socket:
+def _lock(lock: int, home: RunsHome) -> bool:
+    """Return whether this process holds the supervisor's lock; False if another one listens.
+
+    Readers of the lock hold it for a moment, and an ending supervisor no longer listens: in both
+    cases the lock becomes free.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if wake(home) or time.monotonic() > deadline:
+                return False
+        time.sleep(0.02)
+
+
+def _bell(home: RunsHome) -> socket.socket:
     """Return the socket on which a message wakes the supervisor."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of a supervisor that was killed; this process holds the lock
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    mask = os.umask(0o077)
-    try:
-        bell.bind(path)
-    finally:
-        os.umask(mask)
+    with socket_address(home) as path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # of a supervisor that was killed; this process holds the lock
+        mask = os.umask(0o077)
+        try:
+            bell.bind(path)
+        finally:
+            os.umask(mask)
     return bell
 
 
@@ -326,6 +453,14 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def _size(path: str) -> int:
+    """Return the size of a file; -1 if it does not exist."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return -1
 
 
 def _safe(python: str) -> list[str]:

@@ -134,8 +134,11 @@ class Index:
             self._database.executemany(
                 f"insert or replace into runs ({columns}) values ({marks})", rows
             )
-        finally:
             self._database.execute("commit")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
+                self._database.execute("rollback")
+            raise
 
     def _remove(self, run_ids: Any) -> None:
         self._database.executemany(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
+import shutil
 import socket
 import subprocess
 import sys
@@ -83,6 +85,10 @@ def start(home: RunsHome) -> None:
     process.returncode = 0  # it outlives this process, which need not wait for it
 
 
+# A scope is tried first, because a manager that refuses it would leave no supervisor at all. After
+# that, systemd-run and the shell become the supervisor, which stays in its session.
+_SCOPE = "systemd-run --user --scope --quiet --collect"
+_IN_SCOPE = f'{_SCOPE} true </dev/null && exec {_SCOPE} "$@"; exec "$@"'
 _SAFE = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the user's folder
 
 
@@ -91,7 +97,8 @@ def _survivor() -> list[str]:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     lingers = False
     with contextlib.suppress(OSError, KeyError):
-        lingers = os.path.exists(f"/var/lib/systemd/linger/{os.environ['USER']}")
-    if not (lingers and os.path.exists(os.path.join(runtime, "systemd", "private"))):
+        lingers = os.path.exists(f"/var/lib/systemd/linger/{pwd.getpwuid(os.getuid()).pw_name}")
+    manager = os.path.exists(os.path.join(runtime, "systemd", "private"))
+    if not (lingers and manager and shutil.which("systemd-run")):
         return []
-    return ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
+    return ["sh", "-c", _IN_SCOPE, "sh"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -126,9 +127,11 @@ def presence_here(ticket: Ticket) -> Presence:
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         return Presence("present")
-    if not identity.here:
-        return Presence("gone", "the host was restarted", preempted=True)
-    return Presence("gone", "its runner was killed")
+    if identity.here:
+        return Presence("gone", "its runner was killed", preempted=True)
+    if identity.host != socket.gethostname():  # which shares the home, and looks after its runs
+        return Presence("present", f"on host {identity.host}")
+    return Presence("gone", "the host was restarted", preempted=True)
 
 
 def end_here(ticket: Ticket) -> None:
