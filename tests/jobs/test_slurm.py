@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
 from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor.wake import ensure_running
-from farandole.jobs.targets.contract import NodeCounts, Presence, TargetSpec
+from farandole.jobs.targets.contract import NodeCounts, Presence, TargetSpec, Ticket
 from farandole.jobs.targets.slurm import SlurmTarget, node_counts, parsed
 from tests.kits import slurm as kit
 from tests.kits.jobs import end_supervisor, wait_for_end
@@ -82,6 +84,25 @@ def test_running_and_pending_runs_are_canceled(home: RunsHome, source: Path) -> 
         folder.request(CANCEL)
         ensure_running(home)
         assert wait_for_end(folder, 90)["state"] == "canceled"
+
+
+@pytest.mark.slow
+def test_a_job_without_a_ticket_is_found(home: RunsHome, source: Path) -> None:
+    folder = submit(submission(source, 3.0), home)
+    deadline = time.monotonic() + 90
+    while folder.state().value != "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert end_supervisor(home)
+    (ticket,) = [Path(folder.path, name) for name in os.listdir(folder.path) if "ticket" in name]
+    job = json.loads(ticket.read_text())["data"]["job"]
+    ticket.unlink()  # as if the supervisor had been killed right after it submitted
+    target = SlurmTarget(TargetSpec("slurm", "slurm"))
+    # no second job is submitted
+    assert target.start(folder, ["python", "1"], {}) == Ticket("slurm", {"job": job})
+    ensure_running(home)
+    assert wait_for_end(folder, 90)["state"] == "completed"
+    assert Path(folder.log_of(1)).read_text() == "1 2 1 [2.0]\n"
 
 
 def test_states_of_slurm_are_read() -> None:

@@ -16,6 +16,7 @@ from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources
+from farandole.jobs import attempts
 from farandole.jobs.metrics import series
 from farandole.jobs.targets.contract import TargetSpec, Ticket
 from farandole.jobs.targets.ssh import SshTarget, hosts_for, occupied
@@ -118,6 +119,10 @@ def test_a_run_on_hosts_that_share_its_folder(two: Hosts, tmp_path: Path) -> Non
     idle, running, _, _, unusable = run.counts[1]
     assert (idle + running, unusable) == (2, 1)
     assert sum(run.counts[0]) == 2
+    ticket = attempts.ticket_of(run.folder, 1)
+    assert ticket is not None
+    assert ticket["data"] == attempts.claimed_ticket(run.folder, 1, "ssh")
+    assert ticket["data"]["hosts"] == "a:1,b:1"
     for rank in (0, 1):
         output = Path(run.folder.file("outputs", f"rank{rank}"))
         assert output.read_text() == "data of the snapshot"

@@ -5,120 +5,42 @@ Spark's resource API, and with executors whose Python has no Farandole, or anoth
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from farandole.errors import JobFailedError
 from farandole.spark import HorovodRunner, get_available_devices, run
-from tests.job.launch.tools import read_pids, wait_until
+from tests.job.launch.tools import read_pids
 from tests.kits.messages import mentioning, mentions
 from tests.spark import tools
-
-HOME = Path(pyspark.__file__).parent
-SECRET = "between the machines of this cluster"
-
-
-class Cluster:
-    """The daemons, in the environment of machines that know nothing of this checkout."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "FARANDOLE_SP"))
-        }
-        options = f"-Dspark.authenticate=true -Dspark.authenticate.secret='{SECRET}'"
-        self.env = {
-            **kept,
-            "SPARK_HOME": str(HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_JAVA_OPTS": options,
-        }
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, kind: str, *arguments: str) -> None:
-        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes.append(
-                subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder)
-            )
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def registered(self, name: str) -> bool:
-        return "Successfully registered" in self.log(name)
-
-    @property
-    def url(self) -> str:
-        found = re.search(r"Starting Spark master at (spark://\S+)", self.log("master"))
-        assert found, self.log("master")
-        return found[1]
-
-    def stop(self) -> None:
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+from tests.spark.standalone import SECRET, Cluster
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("standalone")
     cluster = Cluster(folder)
-    cluster.start(
-        "master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
-    )
     try:
-        assert wait_until(lambda: mentions(cluster.log("master"), "elected leader"), 90), (
-            cluster.log("master")
-        )
+        cluster.start_master()
+        properties = []
         for index in range(2):
             discover = folder / f"gpu{index}.sh"
             discover.write_text(
                 f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{5 - index}"]}}\'\n'
             )
             discover.chmod(0o755)
-            properties = folder / f"worker{index}.conf"
-            properties.write_text(
+            properties.append(
                 "spark.worker.resource.gpu.amount 1\nspark.worker.resource.gpu.discoveryScript"
                 f" {discover}\n"
             )
-            cluster.start(
-                f"worker{index}",
-                "worker.Worker",
-                cluster.url,
-                "--host",
-                "127.0.0.1",
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--webui-port",
-                "0",
-                "--work-dir",
-                str(folder / f"work{index}"),
-                "--properties-file",
-                str(properties),
-            )
-        for index in range(2):
-            name = f"worker{index}"
-            assert wait_until(partial(cluster.registered, name), 90), cluster.log(name)
+        cluster.start_workers(properties)
         yield cluster
     finally:
         cluster.stop()

@@ -20,6 +20,8 @@ from farandole.jobs.retries import AttemptEnd, decide
 
 _TAIL = 1 << 16  # bytes at the end of a journal in which the last step is looked for
 
+HOSTS_VARIABLE = "FARANDOLE_RUN_HOSTS"  # the hosts that the target chose, for the runner
+
 
 def number(folder: RunFolder) -> int:
     """Return the number of the present or next attempt, from 1."""
@@ -34,6 +36,7 @@ def claim(folder: RunFolder, attempt: int) -> bool:
             "process": ProcessIdentity.of().to_json(),
             "time": time.time(),
             "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+            "hosts": os.environ.get(HOSTS_VARIABLE, ""),
         },
     )
 
@@ -55,7 +58,8 @@ def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any]
         return None
     if kind == "slurm":
         return {"job": claimed["slurm_job"]} if claimed.get("slurm_job") else None
-    return ProcessIdentity.from_json(claimed["process"]).to_json()
+    hosts = {"hosts": claimed["hosts"]} if claimed.get("hosts") else {}
+    return {**ProcessIdentity.from_json(claimed["process"]).to_json(), **hosts}
 
 
 def save_ticket(folder: RunFolder, attempt: int, ticket: Mapping[str, Any]) -> None:

@@ -75,16 +75,28 @@ class SlurmTarget:
 
     def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
         folder.folder("logs")
+        attempt = int(command[-1])
+        if (found := self._find(folder, attempt)) is not None:
+            return found
         script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
-        words = ["sbatch", *self._request(folder)]
+        words = ["sbatch", *self._request(folder, attempt)]
         done = _run(words, env=env, script=script)
         if done.returncode:
             raise RunError(f"sbatch refuses the run: {_last_line(done.stderr)}")
         number = done.stdout.strip().split(";")[0]
         return Ticket(self._spec.name, {"job": number})
 
-    def _request(self, folder: RunFolder) -> list[str]:
-        """Return the options of sbatch for a run."""
+    def _find(self, folder: RunFolder, attempt: int) -> Ticket | None:
+        """Look for a job with the run's name, submitted by a supervisor that was killed then."""
+        words = ["squeue", "--noheader", f"--name={folder.run_id}", "--format=%i|%k"]
+        for line in _run(words).stdout.splitlines():
+            job, _, comment = line.strip().partition("|")
+            if comment == _comment(attempt):
+                return Ticket(self._spec.name, {"job": job})
+        return None
+
+    def _request(self, folder: RunFolder, attempt: int) -> list[str]:
+        """Return the options of sbatch for an attempt of a run."""
         spec = folder.spec()
         need = spec.resources
         words = [
@@ -92,6 +104,7 @@ class SlurmTarget:
             "--no-requeue",  # attempts are counted by Farandole
             "--export=ALL",
             f"--job-name={folder.run_id}",
+            f"--comment={_comment(attempt)}",
             f"--chdir={folder.path}",
             f"--output={folder.file('logs', 'runner.txt')}",
             "--open-mode=append",
@@ -224,6 +237,10 @@ def _run(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunError(f"{words[0]} does not work: {error}") from error
+
+
+def _comment(attempt: int) -> str:
+    return f"attempt {attempt}"
 
 
 def _last_line(text: str) -> str:

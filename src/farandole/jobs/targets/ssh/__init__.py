@@ -18,6 +18,7 @@ from farandole.job.launch.openssh import command as ssh_command
 from farandole.job.launch.plan import parse_hosts
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.spec import Resources, RunSpec
+from farandole.jobs.attempts import HOSTS_VARIABLE
 from farandole.jobs.targets.contract import (
     Capacity,
     Launch,
@@ -28,8 +29,6 @@ from farandole.jobs.targets.contract import (
 )
 from farandole.jobs.targets.local import check_options, end_here, presence_here, start_here
 from farandole.net.interfaces import is_here
-
-HOSTS_VARIABLE = "FARANDOLE_RUN_HOSTS"  # the hosts of a run, for its runner
 
 
 class SshTarget:
