@@ -75,7 +75,7 @@ class SlurmTarget:
 
     def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
         folder.folder("logs")
-        attempt = int(command[-1])
+        attempt = command[-1]
         if (found := self._find(folder, attempt)) is not None:
             return found
         script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
@@ -86,7 +86,7 @@ class SlurmTarget:
         number = done.stdout.strip().split(";")[0]
         return Ticket(self._spec.name, {"job": number})
 
-    def _find(self, folder: RunFolder, attempt: int) -> Ticket | None:
+    def _find(self, folder: RunFolder, attempt: str) -> Ticket | None:
         """Look for a job with the run's name, submitted by a supervisor that was killed then."""
         words = ["squeue", "--noheader", f"--name={folder.run_id}", "--format=%i|%k"]
         for line in _run(words).stdout.splitlines():
@@ -95,7 +95,7 @@ class SlurmTarget:
                 return Ticket(self._spec.name, {"job": job})
         return None
 
-    def _request(self, folder: RunFolder, attempt: int) -> list[str]:
+    def _request(self, folder: RunFolder, attempt: str) -> list[str]:
         """Return the options of sbatch for an attempt of a run."""
         spec = folder.spec()
         need = spec.resources
@@ -239,7 +239,7 @@ def _run(
         raise RunError(f"{words[0]} does not work: {error}") from error
 
 
-def _comment(attempt: int) -> str:
+def _comment(attempt: str) -> str:
     return f"attempt {attempt}"
 
 
