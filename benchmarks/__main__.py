@@ -20,7 +20,7 @@ ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
 ON_SPARK = ("inference", "tuning")
-MORE = ("observers", "c10d", "gpu", *ALONE, "data", *ON_SPARK)
+MORE = ("observers", "c10d", "gpu", *ALONE, "data", *ON_SPARK, "jobs")
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -33,7 +33,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|c10d|gpu|data|inference|tuning|strategies|learning",
+        metavar=(
+            "allreduce|step|start|observers|c10d|gpu|data|inference|tuning|jobs|strategies|learning"
+        ),
         help="benchmarks to run (default: the first three)",
     )
     found.add_argument(
@@ -265,7 +267,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
     inside = [
         benchmark
         for benchmark in chosen.what
-        if benchmark not in ("start", "c10d", "data", *ON_SPARK)
+        if benchmark not in ("start", "c10d", "data", "jobs", *ON_SPARK)
     ]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
@@ -283,6 +285,10 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import tuning
 
         yield from tuning.cases(chosen.quick)
+    if "jobs" in chosen.what:
+        from benchmarks import jobs
+
+        yield from jobs.cases(chosen.quick)
     if "start" in chosen.what:
         by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]
         yield from by.cases(chosen.size, chosen.quick)

@@ -14,11 +14,13 @@ from matplotlib.axes import Axes
 
 from benchmarks.report import COLUMNS, TITLES, seconds
 from benchmarks.samples import (
+    AGAIN,
     ALLREDUCE,
     ALONE,
     BARE_STAGE,
     DATALOADER,
     DEEPSPEED,
+    FARANDOLE_RUN,
     GLOO,
     GLOO_FLAT,
     IMPORT,
@@ -43,6 +45,7 @@ from benchmarks.samples import (
     TOGETHER,
     TORCH_DISTRIBUTOR,
     TORCHRUN,
+    TRACKERS,
     TUNED,
     UNWATCHED,
     Case,
@@ -79,6 +82,8 @@ COLOURS = {
     UNWATCHED: "#b0b0b0",
     TIMELINE: "#30638e",
     TUNED: "#edae49",
+    **dict.fromkeys((FARANDOLE_RUN, AGAIN), "#b0b0b0"),
+    **dict.fromkeys(TRACKERS, "#30638e"),
     **dict.fromkeys(PEERS, "#30638e"),
     **dict(zip(PARTS, ("#7ea8be", "#30638e", "#b0b0b0"), strict=True)),
 }

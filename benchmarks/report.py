@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.samples import (
+    AGAIN,
     ALLREDUCE,
     ALONE,
     BARE_STAGE,
     DATALOADER,
     DEEPSPEED,
+    FARANDOLE_RUN,
     GLOO,
     GLOO_FLAT,
     IMPORT,
@@ -46,6 +48,7 @@ from benchmarks.samples import (
     TOGETHER,
     TORCH_DISTRIBUTOR,
     TORCHRUN,
+    TRACKERS,
     TUNED,
     UNWATCHED,
     Case,
@@ -65,6 +68,7 @@ TITLES = {
     "gpu": "on GPUs, float32",
     "data": "Parquet files as batches, one process; ours are shuffled",
     "inference": "predictions as a column of a Spark DataFrame, two tasks with a thread each",
+    "jobs": "runs, their queue and their metrics",
     "tuning": "predictions as a column of a Spark DataFrame on two cores, by settings",
 }
 GOAL = 95  # percent right
@@ -110,6 +114,9 @@ COLUMNS = (
     PETASTORM,
     PREDICT_BATCH,
     ROW_BY_ROW,
+    FARANDOLE_RUN,
+    *TRACKERS,
+    AGAIN,
 )
 
 

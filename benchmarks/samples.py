@@ -35,6 +35,11 @@ PEERS = (DDP, DDP_NCCL, MIRRORED, SHARDED)
 UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's sizes"
 # Of the start, beside ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
+# Of jobs, beside ours: without a queue, and other trackers
+FARANDOLE_RUN = "farandole run"
+MLFLOW, TRACKIO, TENSORBOARD = "MLflow", "Trackio", "tensorboardX"
+TRACKERS = (MLFLOW, TRACKIO, TENSORBOARD)
+AGAIN = "again"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
 ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
 # Of data, beside ours:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.jobs import chaos
 from farandole.job.runs.folder import CANCEL, RunFolder, write_json, write_once
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.identity import ProcessIdentity
@@ -287,3 +288,33 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(str(tmp_path / "x.json"), {"x": object()})
     assert os.listdir(tmp_path) == []
+
+
+def test_torn_files_of_dead_processes_are_removed(
+    home: RunsHome, supervised: Supervised, sleeper: ProcessIdentity
+) -> None:
+    folder = queued(home)
+    kept, torn = f"a.json.{sleeper.pid}.5.tmp", "a.json.4194305.5.tmp"  # above the largest pid
+    for name in (kept, torn):
+        Path(folder.file(name)).touch()
+    folder.request(CANCEL)
+    supervised().step()
+    assert os.path.exists(folder.file(kept))
+    assert not os.path.exists(folder.file(torn))
+
+
+@pytest.mark.slow
+def test_a_small_chaos_leaves_no_fault(tmp_path: Path) -> None:
+    outcome = chaos.trial(runs=10, interval=0.7, seed=2, place=tmp_path, seconds=150.0)
+    assert outcome.faults == []
+    assert outcome.kills["supervisor"]
+
+
+def test_the_faults_of_starts_are_found() -> None:
+    text = "begin a 1 10 1.0\nbegin a 2 11 1.5\nend a 1 10 2.0\nbegin b 1 12 3.0\n"
+    starts = chaos.parsed(text)
+    assert starts == [("a", 1, 1.0, 2.0), ("a", 2, 1.5, None), ("b", 1, 3.0, None)]
+    (fault,) = chaos.faults_of_starts([*starts, chaos.Start("b", 2, 4.0, None)])
+    assert "a" in fault
+    (fault,) = chaos.faults_of_starts([chaos.Start("b", 1, 1.0, None)] * 2)
+    assert "2" in fault

@@ -6,6 +6,7 @@ whichever process is killed between two steps: the next one that looks completes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -146,6 +147,18 @@ def progress(folder: RunFolder) -> int:
     part: JournalPart = read(path, max(0, size - _TAIL))
     steps = [record.get("step") for record in part.records if isinstance(record, dict)]
     return max((step for step in steps if isinstance(step, int)), default=-1)
+
+
+def remove_torn_files(folder: RunFolder) -> None:
+    """Remove the temporary files of processes of this host that were killed while they wrote."""
+    runners = [claimant(folder, attempt) for attempt in [*_ended(folder), number(folder)]]
+    if any(runner is not None and not runner.here for runner in runners):
+        return  # its process ids say nothing here
+    for name in os.listdir(folder.path):
+        match = re.fullmatch(r".+\.(\d+)\.\d+\.tmp", name)
+        if match and not os.path.exists(f"/proc/{match[1]}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder.file(name))
 
 
 def _ended(folder: RunFolder) -> list[int]:

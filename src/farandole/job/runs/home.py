@@ -48,6 +48,12 @@ class RunsHome:
             for run_id in _listed(os.path.join(self.runs, experiment)):
                 yield RunFolder(os.path.join(self.runs, experiment, run_id))
 
+    def folders(self) -> Iterator[tuple[str, set[str]]]:
+        """Yield for each experiment the path of its folder and the ids of its runs."""
+        for experiment in self.experiments():
+            parent = os.path.join(self.runs, experiment)
+            yield parent, set(_listed(parent))
+
     def find(self, run_id: str) -> RunFolder | None:
         """Return the folder of the run called ``run_id``; None if there is none.
 
@@ -106,7 +112,6 @@ def _default() -> str:
 
 def _listed(path: str) -> list[str]:
     try:
-        with os.scandir(path) as entries:
-            return sorted(each.name for each in entries if not each.name.startswith("."))
-    except FileNotFoundError:
+        return sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -366,6 +366,8 @@ class RunSupervisor:
         self._active.pop(folder.run_id, None)
         self._false_starts.pop(folder.run_id, None)
         self._obstacles.pop(folder.run_id, None)
+        with contextlib.suppress(RunError, OSError, KeyError):
+            attempts.remove_torn_files(folder)
         environ.discard(self.home, folder)  # first: a run on the list is looked at again
         spool.remove(self.home, folder)
 

@@ -20,6 +20,7 @@ from farandole.job.runs.states import FINAL, RunState
 from farandole.jobs.supervisor.place import state_folder
 
 _VERSION = 1
+_STATES = {state.value: state for state in RunState}
 _TABLE = """
 create table if not exists runs (
     run_id text primary key, experiment text, name text, number integer, state text, target text,
@@ -95,22 +96,30 @@ class Index:
 
         Damaged folders are left out.
         """
-        final = tuple(state.value for state in FINAL)
-        known = dict(
-            self._database.execute(
-                "select run_id, path from runs where state in (?, ?, ?)", final
-            ).fetchall()
-        )
+        ended = self._ended()
         present: set[str] = set()
         rows = []
-        for folder in self._home.all_runs():
-            present.add(folder.run_id)
-            if known.get(folder.run_id) != folder.path and folder.exists():
-                with contextlib.suppress(RunError, OSError, KeyError, TypeError, ValueError):
-                    rows.append(_row(folder))
+        for parent, names in self._home.folders():
+            present.update(names)
+            for run_id in names.difference(ended.get(parent, ())):
+                folder = RunFolder(os.path.join(parent, run_id))
+                if folder.exists():
+                    with contextlib.suppress(RunError, OSError, KeyError, TypeError, ValueError):
+                        rows.append(_row(folder))
         self._write(rows)
         every = {row[0] for row in self._database.execute("select run_id from runs")}
         self._remove(every - present)
+
+    def _ended(self) -> dict[str, set[str]]:
+        """Return the ids of the runs that have ended, by the folder of their experiment."""
+        marks = ", ".join("?" * len(FINAL))
+        found: dict[str, set[str]] = {}
+        for run_id, path in self._database.execute(
+            f"select run_id, path from runs where state in ({marks})",
+            tuple(state.value for state in FINAL),
+        ):
+            found.setdefault(path[: -len(run_id) - 1], set()).add(run_id)
+        return found
 
     def runs(self, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[IndexedRun]:
         """Yield rows, newest first; ``where`` is a condition in SQL with ``?`` for values."""
@@ -118,8 +127,8 @@ class Index:
         columns = ", ".join(IndexedRun._fields)
         query = f"select {columns} from runs {condition}order by number desc"
         for row in self._database.execute(query, values):
-            found = IndexedRun(*row)
-            yield found._replace(state=RunState(row[4]), tags=json.loads(row[11]))
+            tags = json.loads(row[11]) if row[11] != "{}" else {}
+            yield IndexedRun._make((*row[:4], _STATES[row[4]], *row[5:11], tags, *row[12:]))
 
     def close(self) -> None:
         self._database.close()
