@@ -32,12 +32,22 @@ _FORWARD = 1.0
 
 
 def broadcast(
-    placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY
+    placement: Placement,
+    text: Callable[[], str],
+    timeout: float,
+    siblings: Siblings = NOBODY,
+    arrive: Callable[[], None] | None = None,
 ) -> str:
-    """Send rank 0's ``text()`` (without blanks) to every rank. Collective; once per process."""
+    """Send rank 0's ``text()`` (without blanks) to every rank. Collective; once per process.
+
+    ``arrive`` is called before the wait for all ranks. A RendezvousError that it raises aborts the
+    job, which Slurm accepts only from processes that have begun a session.
+    """
     manager = Manager(int(os.environ[PMI]), timeout, siblings)
     try:
         manager.init()
+        if arrive is not None:
+            arrive()
         parts: list[str] = []
         if placement.rank == 0:
             whole, most = text(), manager.longest_value - 1

@@ -74,10 +74,14 @@ class SlurmBootstrap:
             # PMI does not tell which ranks are missing.
             number = _WHO[0] if local_barrier.is_only_host(placement) else _WHO[2]
             here = range(placement.local_size)
-            local_barrier.wait(
-                placement, timeout, Siblings(os.environ, here, number, _MARKS, (DAEMON,))
+            neighbors = Siblings(os.environ, here, number, _MARKS, (DAEMON,))
+            return pmi.broadcast(
+                placement,
+                text,
+                timeout,
+                siblings,
+                arrive=lambda: local_barrier.wait(placement, timeout, neighbors),
             )
-            return pmi.broadcast(placement, text, timeout, siblings)
         path = meeting_point(os.environ)
         if placement.rank == 0:
             message = text()
