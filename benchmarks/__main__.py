@@ -295,7 +295,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
 
 
 def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
-    """Strategies beside a slow rank and over a slow link, or how well they learn."""
+    """Measure strategies with a slow rank and over a slow link, or how well they learn."""
     from benchmarks import crew, hosts
 
     facts = {"only": chosen.only, "data": str(chosen.data or ""), "seeds": chosen.seeds}

@@ -1,8 +1,8 @@
-"""torch.distributed on Farandole's wires beside Gloo: the same processes, a group of each, in
-turns.
+"""torch.distributed on Farandole's wires compared with Gloo: the same processes have a group of
+each, and use them in turns.
 
-``cases`` runs in the driver; each rank is ``python -m benchmarks.c10d``, and rank 0 writes what it
-measured.
+``cases`` runs in the driver; each rank is ``python -m benchmarks.c10d``, and rank 0 writes its
+measurements.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def measure(rank: int, size: int, folder: str, quick: bool) -> None:
 def operations(
     groups: Mapping[str, Any], rank: int, size: int, nbytes: int
 ) -> dict[str, dict[str, Callable[[], object]]]:
-    """By name: what each contender does. ``nbytes``: of the larger of its tensors."""
+    """Return the calls of each contender by name. ``nbytes``: the size of the larger tensor."""
     import torch
     from torch import distributed as dist
 
@@ -134,7 +134,7 @@ def operations(
 def steps(
     model: str, groups: Mapping[str, Any], rank: int, options: Mapping[str, Any]
 ) -> dict[str, Callable[[], object]]:
-    """What each contender does. ``options``: of DDP."""
+    """Return a training step of each contender. ``options``: keyword arguments of DDP."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,9 +1,9 @@
-"""How quickly a core reads what another has just written.
+"""The rate at which a core reads data that another core has just written.
 
-On a virtual machine this changes while one looks on: the host moves the cores, for a while behind
-one third-level cache and for a while behind two. Measured on an AMD EPYC with two cores: 28 to 36
-GB/s, and 11. Such reading is what collectives of one host are made of, so numbers of two runs
-compare only where this was alike.
+On a virtual machine this rate changes from one minute to the next: the host moves the cores, now
+behind one third-level cache and now behind two. Measured on an AMD EPYC with two cores: 28 to 36
+GB/s with one cache, 11 GB/s with two. Collectives within a host consist of such reads, so the
+numbers of two runs are comparable only if their rates were equal.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def mpirun(size: int) -> list[str] | None:
     """The start of an mpirun command of an MPI that we know, or None when mpi4py or mpirun is
     missing.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    neighbor = Path(sys.executable).parent / "mpirun"
+    program = str(neighbor) if neighbor.exists() else shutil.which("mpirun")
     if program is None or importlib.util.find_spec("mpi4py") is None:
         return None
     said = subprocess.run(
@@ -90,8 +90,8 @@ def mpirun(size: int) -> list[str] | None:
         # of MPICH and Intel MPI: shared memory by themselves
         return None if found is None else [program]
     # Shared memory only; without the hierarchical module ("han"), which makes a single host slower
-    # up to 1 MiB. MPI is told of more ranks than cores only when it is so: its ranks then yield
-    # while they wait.
+    # up to 1 MiB. MPI gets the option for more ranks than cores only if there are more: its
+    # ranks then yield while they wait.
     slots = (
         ["--host", f"localhost:{size}"] if size <= (os.cpu_count() or 1) else ["--oversubscribe"]
     )
@@ -114,7 +114,7 @@ def mpirun(size: int) -> list[str] | None:
 
 
 def implementation(version: str) -> str | None:
-    """Which MPI says this of itself, as mpirun or as library."""
+    """Return the MPI that prints this version, as mpirun or as a library; None if unknown."""
     marks = {
         "Open MPI": MPI,
         "Open-MPI": MPI,
@@ -135,9 +135,10 @@ def measure(
     tls: bool = False,
     **facts: Any,
 ) -> Iterator[Found | str]:
-    """What is found as it is done, and lines that tell how far it is; ``among``: the hosts that
-    have the ranks, if not this one; ``facts``: more of the ``Plan``. Raises BenchmarkError when a
-    rank fails; leaves no process either way.
+    """Yield each result as soon as it is measured, and lines of progress.
+
+    ``among``: the hosts of the ranks; default: this one. ``facts``: further fields of the ``Plan``.
+    Raises BenchmarkError when a rank fails. No process is left in either case.
     """
     secret = new_secret(tls=tls)
     store = hosts.store_on(among[0], secret) if among else StoreServer(secret)

@@ -1,8 +1,8 @@
-"""Parquet files as batches on one process: ours, shuffled, beside what reads the same files in
-their own order.
+"""Parquet files as batches on one process: our shuffled reader, compared with libraries that read
+the same files in their own order.
 
-As in a program that trains: after init(), which has freed memory kept for all of them, and epoch
-after epoch of readers and datasets that are opened once.
+Conditions are those in training: readers run after init(), which makes the allocator keep freed
+memory for all of them, and each reader or dataset is opened once and read for several epochs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def contenders() -> dict[str, Read]:
-    """Those whose packages are installed."""
+    """Return the contenders whose packages are installed."""
     found: dict[str, Read] = {
         OURS: streamed,
         SHUFFLED: shuffling_dataloader,
@@ -174,8 +174,10 @@ def scanned(folder: str) -> Any:
 
 
 def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """By pyarrow's own scanner, which reads ahead in threads, in the files' order. Arrays are made
-    of a row group at once, and cut: asking the scanner for batches of this size takes much longer.
+    """Yield batches of pyarrow's own scanner, which reads ahead in threads, in the files' order.
+
+    Each row group becomes arrays at once, which are then cut: asking the scanner for batches of
+    this size takes much longer.
     """
     for found in scanned(folder).to_batches():
         own = {name: array.copy() for name, array in arrays_of(found).items()}
@@ -184,15 +186,15 @@ def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
 
 
 def arrays_of(found: Any) -> dict[str, Any]:
-    """The columns of Arrow's batch as arrays: its own memory."""
+    """Return the columns of an Arrow batch as arrays that share its memory."""
     columns = {name: found.column(name) for name in COLUMNS}
     lists = columns.pop("x").flatten().to_numpy().reshape(-1, WIDTH)
     return {"x": lists, **{name: column.to_numpy() for name, column in columns.items()}}
 
 
 def shuffled_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """As ``record_batches``, but the row groups come in a random order, and the rows of each
-    ``WINDOW`` of them are mixed.
+    """Yield the batches of ``record_batches``, with the row groups in random order and the rows of
+    each ``WINDOW`` of them mixed.
     """
     import pyarrow.dataset as ds
 

@@ -1,5 +1,5 @@
-"""Tensors and training steps on GPUs, beside torch's: NCCL where every rank has a GPU, Gloo where
-they share one.
+"""Tensors and training steps on GPUs, compared with torch.distributed: on NCCL if every rank has a
+GPU, on Gloo if ranks share one.
 """
 
 from __future__ import annotations

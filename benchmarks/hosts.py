@@ -21,7 +21,7 @@ DEVICE = "eth0"  # of every host
 
 
 def obstacle(ssh: bool = False) -> str:
-    """Why no hosts (``ssh``: with sshd) can be made here; empty if they can."""
+    """Return why hosts (``ssh``: with sshd) cannot be made here; empty if they can."""
     try:
         from tests.kits import hosts
     except ImportError as error:
@@ -31,13 +31,15 @@ def obstacle(ssh: bool = False) -> str:
 
 @contextmanager
 def made(number: int, rate: str, delay: float = 0.0) -> Iterator[Sequence[Any]]:
-    """So many hosts. ``rate``: of each link, in each direction, as tc writes it; empty: no limit.
-    ``delay``: seconds from one to another.
+    """Make ``number`` hosts.
+
+    ``rate``: the rate of each link in each direction, in the notation of tc; empty: no limit.
+    ``delay``: the latency between two hosts in seconds.
     """
     from tests.kits import hosts
 
     with hosts.hosts(number, rate, ssh=False, delay=delay) as found:
-        # what the hosts need of it they hold: nothing is left when we are killed
+        # the hosts hold its files open, so nothing is left if this process is killed
         shutil.rmtree(found.folder)
         yield list(found)
 

@@ -111,7 +111,7 @@ def data(spark: Any, folder: Path, work: Work, partitions: int) -> Any:
 
 
 def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:
-    """DataFrames with a column ``y`` beside ``id``, not computed."""
+    """Return functions that give lazy DataFrames with the columns ``id`` and ``y``."""
     import torch
     from pyspark import cloudpickle
     from pyspark.ml.functions import predict_batch_udf

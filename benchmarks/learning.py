@@ -1,8 +1,8 @@
-"""How well each strategy and codec learns, what it sends and how long that takes: scikit-learn's
-digits, or MNIST. Runs on every rank.
+"""The accuracy that each strategy and codec reaches, the bytes that it sends and the time that it
+takes: on scikit-learn's digits, or MNIST. Runs on every rank.
 
-What is found is the mean of some seeds (three, unless told), beside an all-reduce of as many epochs
-with the same seeds, and the standard error of the difference.
+Each result is the mean of several seeds (three by default), compared with an all-reduce of as many
+epochs and the same seeds, with the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
         if other not in plain:
             plain[other] = measured(ALLREDUCE, other)
         results = plain[other] if spec == ALLREDUCE else measured(spec, setting)
-        found, beside = mean(results), mean(plain[other])
+        found, baseline = mean(results), mean(plain[other])
         cost = round(milliseconds(parts(spec)[1]), 1) if hvd.rank() == 0 else 0.0
         yield Learned(
             "learning",
@@ -124,7 +124,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
             spec,
             str(setting),
             found.accuracy,
-            beside.accuracy,
+            baseline.accuracy,
             found.mebibytes,
             found.seconds,
             found.staleness,
@@ -215,7 +215,7 @@ class Still:
 
 
 def milliseconds(spec: str) -> float:
-    """The time of a core for each MiB of float32, without that of the messages."""
+    """Return the milliseconds of a core per MiB of float32, without the time for messages."""
     values = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
     made: Codec | None = codec(spec)
     out, still, best = np.empty_like(values), Still(), float("inf")

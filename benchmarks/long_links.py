@@ -21,7 +21,7 @@ STREAMS = (1, 4)
 
 
 def seconds_of(delay: float, streams: int) -> dict[int, float]:
-    """Of an allreduce, by its bytes."""
+    """Return the seconds of an allreduce by its size in bytes."""
     os.environ["FARANDOLE_TCP_STREAMS"] = str(streams)
     with hosts.made(2, RATE, delay) as among:
         cases = list(measure(["ring"], 2, quick=False, among=among))

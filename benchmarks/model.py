@@ -1,4 +1,4 @@
-"""What a job costs on more hosts than were measured: formulas, their constants from measured
+"""The cost of a job on more hosts than were measured: formulas with constants from measured
 points. Pure.
 
 Times in seconds, sizes in bytes, rates in bits per second.

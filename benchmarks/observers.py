@@ -52,7 +52,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
 
 
 class Watched:
-    """Training under some settings; ``begin`` joins the job anew."""
+    """Training under some settings; ``begin`` joins the job again."""
 
     def __init__(self, model: str, told: Told) -> None:
         self.model, self.told = model, told
@@ -75,7 +75,7 @@ def training(model: str) -> Callable[[], object]:
 
 
 def join(told: Told) -> None:
-    """Leave the job, and join it with these settings beside those of the job."""
+    """Leave the job, and join it again with these settings in addition to the job's own."""
     hvd.shutdown()
     ours = {
         name: value

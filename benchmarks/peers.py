@@ -100,13 +100,13 @@ class DeepSpeed:
         )
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
-        if rank:  # one rank builds, the others load what is there
+        if rank:  # one rank builds the extension, the others load it
             dist.barrier()
         extension = ShareMemCommBuilder().load(verbose=False)
         if not rank:
             dist.barrier()
         extension.initialize(size, rank)
-        dist.barrier()  # all have mapped the segments, which nobody takes away later
+        dist.barrier()  # all ranks have mapped the segments, and DeepSpeed never removes them
         for segment in Path("/dev/shm").glob(f"deepspeed_*_{os.environ['MASTER_ADDR']}_0_{rank}"):
             segment.unlink()
         self._allreduce = torch.ops.deepspeed.inference_all_reduce_
@@ -119,4 +119,4 @@ class DeepSpeed:
             self._allreduce(tensor)
 
     def close(self) -> None:
-        """It ends with the process."""
+        """Release nothing: DeepSpeed's memory ends with the process."""

@@ -125,7 +125,7 @@ def draw(path: Path, found: Sequence[Found], size: int) -> None:
 
 
 def draw_runs(path: Path, runs: Sequence[Run]) -> None:
-    """How many are right as time goes by: a panel for each condition, a line for each strategy."""
+    """Draw accuracy over time: a panel for each condition, a line for each strategy."""
     names = list(dict.fromkeys(run.name for run in runs))
     figure, axes = pyplot.subplots(1, len(names), figsize=(4.6 * len(names), 3.8), squeeze=False)
     for axis, name in zip(axes.flat, names, strict=True):

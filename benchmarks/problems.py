@@ -1,5 +1,5 @@
-"""What strategies and codecs learn: data, a net, and the optimizer that is documented for each of
-them.
+"""The problems that strategies and codecs learn: data, a net, and the optimizer that is documented
+for each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS = 128
 
 
 class Data(NamedTuple):
-    """To train on and to test with."""
+    """Samples for training, and held back for testing."""
 
     x: Any
     y: Any
@@ -28,8 +28,9 @@ class Data(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Of the optimizer, SGD. ``epochs``: of the small digits; ``batch``: rows of a
-    step, of all ranks."""
+    """Settings of the optimizer, SGD. ``epochs``: for the small digits; ``batch``: rows of all
+    ranks in a step.
+    """
 
     rate: float
     momentum: float
@@ -98,8 +99,8 @@ def digits(seed: int) -> Data:
 
 
 def mnist(folder: Path, seed: int) -> Data:
-    """Of the 10,000 images for tests: 8,000 to train on, 2,000 are held back, other ones for each
-    seed.
+    """Return the 10,000 test images of MNIST: 8,000 to train on, and 2,000 held back, which differ
+    by seed.
     """
     images, labels = (
         np.frombuffer(gzip.decompress((folder / f"t10k-{kind}-ubyte.gz").read_bytes()), np.uint8)

@@ -74,7 +74,7 @@ TITLES = {
 GOAL = 95  # percent right
 # of the last minute, when this file is imported: before anything is measured
 LOAD = os.getloadavg()[0]
-# Whose versions count, beside those of torch and MPI.
+# Distributions whose versions are reported, in addition to torch and MPI.
 DISTRIBUTIONS = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"),
     "keras": ("keras",),
@@ -162,7 +162,7 @@ def timed(cases: Sequence[Case]) -> list[Table]:
 
 
 def compared(name: str, runs: Sequence[Run]) -> Table:
-    """Of one condition: how fast each strategy is beside all-reduce, and how it learns."""
+    """Return a table of one condition: speed compared with all-reduce, and accuracy."""
     table = Table(
         "strategy or codec",
         "optimizer",
@@ -207,13 +207,13 @@ def in_the_end(learned: Sequence[Learned]) -> Table:
         box=box.MARKDOWN,
     )
     for row in learned:
-        beside = f"{row.accuracy - row.beside:+.1f}" if row.strategy != ALLREDUCE else ""
-        beside += f" ± {row.error:.1f}" if beside and row.error else ""
+        difference = f"{row.accuracy - row.baseline:+.1f}" if row.strategy != ALLREDUCE else ""
+        difference += f" ± {row.error:.1f}" if difference and row.error else ""
         table.add_row(
             ", ".join(f"`{part}`" for part in row.strategy.split("+")),
             row.setting,
             f"{row.accuracy:.1f}",
-            beside,
+            difference,
             f"{row.mebibytes:.3g}",
             f"{row.seconds:.1f}",
             f"{row.staleness:.1f}" if row.staleness else "",

@@ -23,7 +23,7 @@ DEEPSPEED = "DeepSpeed"
 NCCL = "NCCL"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
-# Of the training step, beside ours:
+# Contenders of the training step, in addition to ours:
 ALONE = "one process"  # the other ranks wait
 # every rank trains by itself at the same time: the machine is shared, no gradient is
 TOGETHER = "no exchange"
@@ -31,9 +31,9 @@ DDP, DDP_NCCL = "DDP on Gloo", "DDP on NCCL"
 MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
 SHARDED = "jax.distributed on Gloo"
 PEERS = (DDP, DDP_NCCL, MIRRORED, SHARDED)
-# Of ours under observers:
+# Our training step with observers:
 UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's sizes"
-# Of the start, beside ours:
+# Contenders of the start, in addition to ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
 # Of jobs, beside ours: without a queue, and other trackers
 FARANDOLE_RUN = "farandole run"
@@ -42,12 +42,12 @@ TRACKERS = (MLFLOW, TRACKIO, TENSORBOARD)
 AGAIN = "again"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
 ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
-# Of data, beside ours:
+# Contenders of data, in addition to ours:
 KEPT, IN_ORDER = "ours, kept in memory", "ours, in order"
 DATALOADER, SHUFFLED = "DataLoader on pyarrow", "DataLoader that shuffles"
 TF_DATA, PETASTORM = "tf.data on pyarrow", "petastorm"
 STEPS = "steps without data"
-# Of inference on Spark, beside ours; the second one of data, too:
+# Contenders of inference on Spark, in addition to ours; ROW_BY_ROW also of data:
 PREDICT_BATCH, ROW_BY_ROW = "predict_batch_udf", "row by row"
 
 
@@ -77,7 +77,7 @@ class Case:
         return tenths[0], tenths[-1]
 
     def ratio(self, contender: str) -> float:
-        """How many times as long as ours."""
+        """Return the contender's median time as a multiple of ours."""
         return self.median(contender) / self.median(OURS)
 
     def added(self, contender: str) -> float:
@@ -139,14 +139,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Learned:
-    """What one strategy or codec has learned in the end: means of several seeds."""
+    """The final result of training with one strategy or codec: means of several seeds."""
 
     benchmark: str
     name: str  # of the data
     strategy: str
     setting: str
     accuracy: float  # percent
-    beside: float  # of an all-reduce with as many epochs of as many rows
+    baseline: float  # accuracy of an all-reduce with as many epochs of as many rows
     mebibytes: float  # that rank 0 sent
     seconds: float  # of a processor core, on rank 0: other programs change them little
     staleness: float
@@ -167,7 +167,7 @@ Found = Case | Run | Learned
 
 
 def from_record(record: Mapping[str, Any]) -> Found:
-    """What gave this ``record``."""
+    """Return the result that ``record`` was made from."""
     if "contenders" in record:
         return Case.from_record(record)
     return Run(**record) if "curve" in record else Learned(**record)

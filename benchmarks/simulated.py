@@ -1,8 +1,8 @@
 """Simulated ranks: boards of many ranks, and clients of a store, in one process on one machine.
 
-The work of every rank is done by one thread, one rank after the other, so that what is timed is the
-work of each and not the crowd. A round's duration on real hosts follows from that: along the
-longest way of the tree, the work of the ranks on it and the latency of the network between them.
+One thread does the work of all ranks, one rank after the other, so that each rank is timed alone,
+without competition for the cores. The duration of a round on real hosts follows from these times:
+the work of the ranks on the longest path of the tree, plus the network's latency between them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
     """
     few, pause = overlay.DIRECT, forwarding.RELAY_SECONDS
     overlay.DIRECT = size if direct else 1
-    forwarding.RELAY_SECONDS = 3600.0  # nobody computes here
+    forwarding.RELAY_SECONDS = 3600.0  # no rank computes here
     made: list[TcpBoard] = []
     try:
         places = [overlay.overlay(rank, size) for rank in range(size)]
@@ -132,8 +132,8 @@ def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
 
 
 class Meeting(NamedTuple):
-    """Seconds that a store takes for ``ranks`` clients: until all are connected, and for each of
-    the ``exchanges`` in which each tells something and reads what all told.
+    """Seconds that a store takes for ``ranks`` clients: ``connect`` until all are connected, and
+    ``exchange`` for each exchange, in which every client writes a value and reads all values.
     """
 
     ranks: int

@@ -1,4 +1,4 @@
-"""A job that does nothing: the cost of starting, beside ``import torch`` alone. Runs in the
+"""The cost of starting a job that does nothing, compared with ``import torch`` alone. Runs in the
 driver.
 """
 

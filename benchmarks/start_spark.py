@@ -1,6 +1,6 @@
-"""The cost of starting on Spark: HorovodRunner and TorchDistributor on the same function, beside a
-barrier stage that does no more than import torch in each task. Two executors on this machine, all
-in one session. Runs in the driver.
+"""The cost of starting on Spark: HorovodRunner and TorchDistributor on the same function, compared
+with a barrier stage that only imports torch in each task. Two executors on this machine, all in one
+session. Runs in the driver.
 """
 
 from __future__ import annotations

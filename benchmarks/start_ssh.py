@@ -1,5 +1,5 @@
 """The cost of starting by ssh: a no-op job with a rank on each of several hosts (namespaces of this
-machine), beside the same ranks on one host without ssh, and beside ssh alone to all of them at
+machine), compared with the same ranks on one host without ssh, and with ssh alone to all hosts at
 once. Runs in the driver.
 """
 
@@ -19,7 +19,7 @@ REPETITIONS = 7
 
 
 def cases(size: int, quick: bool) -> Iterator[Case]:
-    """Of ``size`` hosts; the driver is on the first."""
+    """Yield the cases for ``size`` hosts; the driver is on the first."""
     from tests.kits import hosts
 
     with hosts.hosts(size) as made:

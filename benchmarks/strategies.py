@@ -45,7 +45,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Run]:
     duration = 0.3 if plan.quick else SECONDS
     for name in (STAYS, MOVES):
         for spec in chosen(plan, RANK):
-            yield median([beside_a_slow_rank(name, spec, duration, seed) for seed in seeds])
+            yield median([with_a_slow_rank(name, spec, duration, seed) for seed in seeds])
 
 
 def chosen(plan: Plan, usual: Sequence[str]) -> list[str]:
@@ -164,7 +164,7 @@ class Trainer:
         return found
 
 
-def beside_a_slow_rank(name: str, spec: str, seconds: float, seed: int) -> Run:
+def with_a_slow_rank(name: str, spec: str, seconds: float, seed: int) -> Run:
     """Every rank takes as many steps as it can."""
     trainer = Trainer(name, spec, RANK_WIDTH, seed)
     while trainer.seconds < seconds:

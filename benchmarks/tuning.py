@@ -1,4 +1,4 @@
-"""Predictions on Spark by settings, one of which changes at a time: the model's batch, Arrow's,
+"""Predictions on Spark with one setting changed at a time: the model's batch, Arrow's batch,
 partitions, threads.
 """
 
@@ -16,8 +16,8 @@ ARROW = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 class Setting(NamedTuple):
-    """``threads``: of each task. There are two tasks at a time, or one where there is one
-    partition.
+    """Settings of a prediction. ``threads``: per task. Two tasks run at a time, or one if there is
+    one partition.
     """
 
     batch: int = 256
@@ -26,7 +26,7 @@ class Setting(NamedTuple):
     threads: int = 1
 
     def __str__(self) -> str:
-        """What differs from the first setting."""
+        """Return the values that differ from the first setting, or all if none does."""
         names = ("batch of", "Arrow batch of", "partitions:", "threads:")
         told = [
             f"{name} {value}"
@@ -83,7 +83,7 @@ def turn(spark: Any, frame: Any, work: Work, setting: Setting) -> Callable[[], A
     predict = predict_udf(work.make().eval(), **options)
 
     def made() -> Any:
-        spark.conf.set(ARROW, setting.arrow)  # for what is planned from here on
+        spark.conf.set(ARROW, setting.arrow)  # for queries planned from here on
         return frame.withColumn("y", predict("x"))
 
     return made

@@ -114,7 +114,8 @@ def faults(path: Path) -> list[Fault]:
 
 def texts() -> list[Path]:
     """Return every file that people read."""
-    code = [path for folder in ("src", "compat", "examples") for path in (ROOT / folder).rglob("*")]
+    folders = ("src", "compat", "examples", "benchmarks")
+    code = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     kept = (".py", ".md", ".ipynb")
     found = [path for path in (*code, *pages) if path.suffix in kept and "_build" not in path.parts]

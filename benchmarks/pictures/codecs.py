@@ -59,7 +59,7 @@ def draw(folder: Path) -> str:
     panel.frame()
     for name, (right, down, anchor) in NAMES.items():
         case = cases[name]
-        difference, error = case["accuracy"] - case["beside"], case.get("error", 0.0)
+        difference, error = case["accuracy"] - case["baseline"], case.get("error", 0.0)
         sent = case["mebibytes"]
         x, y = panel.place(sent, difference)
         if error:

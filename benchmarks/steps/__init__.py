@@ -1,9 +1,9 @@
 """A training step in each framework: one file per framework, named for it.
 
-``connect(rank, plan)`` of such a file joins this process to the job, and to that of the framework's
-own way to exchange gradients where it has one, and gives a ``Team``. What is measured is the same
-in all of them: an MLP and a convolutional network on random images, batches of 32, SGD with
-momentum, one thread.
+``connect(rank, plan)`` of such a file joins this process to the job and, if the framework has its
+own way to exchange gradients, to the framework's job; it returns a ``Team``. All frameworks train
+the same models: an MLP and a convolutional network on random images, with batches of 32, SGD with
+momentum, and one thread.
 """
 
 from __future__ import annotations

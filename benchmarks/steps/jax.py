@@ -1,5 +1,5 @@
-"""JAX: beside ours, ``jax.distributed``: one program over the devices of all processes, which talk
-by Gloo.
+"""JAX, compared with ``jax.distributed``: one program over the devices of all processes, which
+communicate by Gloo.
 """
 
 from __future__ import annotations

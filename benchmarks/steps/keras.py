@@ -1,4 +1,4 @@
-"""Keras 3 on PyTorch: beside ours, torch's DistributedDataParallel on Gloo around the same Keras
+"""Keras 3 on PyTorch, compared with torch's DistributedDataParallel on Gloo around the same Keras
 model.
 """
 

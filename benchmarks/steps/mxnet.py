@@ -1,4 +1,4 @@
-"""MXNet: beside ours, nobody (its own way needs servers)."""
+"""MXNet, without another contender: its own way needs servers."""
 
 from __future__ import annotations
 

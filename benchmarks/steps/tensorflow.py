@@ -1,5 +1,5 @@
-"""TensorFlow with tf_keras models: beside ours, MultiWorkerMirroredStrategy, which works with these
-alone.
+"""TensorFlow with tf_keras models, compared with MultiWorkerMirroredStrategy, which works only with
+such models.
 """
 
 from __future__ import annotations

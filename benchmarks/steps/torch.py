@@ -1,4 +1,4 @@
-"""PyTorch: beside ours, DistributedDataParallel on Gloo."""
+"""PyTorch, compared with DistributedDataParallel on Gloo."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def connect(rank: int, plan: Plan) -> Team:
 def trainer(
     model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, group: Any = None
 ) -> Callable[[], None]:
-    """A function that takes one step. ``group``: of DDP; default: that of all."""
+    """Return a function that takes one step. ``group``: the group of DDP; default: all ranks."""
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     if name == OURS:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
