@@ -120,7 +120,7 @@ class RunTarget(Protocol):
         """
 
     def presence(self, tickets: Sequence[Ticket]) -> Sequence[Presence]:
-        """Return for each ticket where its runner is; one question for all of them."""
+        """Return the presence of each ticket's runner, with one query for all tickets."""
 
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
         """Ask the runner to end; end it after ``grace_seconds``. Does not wait."""
@@ -128,8 +128,8 @@ class RunTarget(Protocol):
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
         """Return the nodes by state, or None if the target does not know them.
 
-        ``tickets`` are those of the target's active runs. May take seconds.
+        ``tickets``: the tickets of the target's active runs. May take seconds.
         """
 
     def launch(self, spec: RunSpec) -> Launch:
-        """Return how the ranks are started; called in the runner."""
+        """Return the way to start the ranks. Called in the runner."""
