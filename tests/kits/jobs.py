@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farandole.job.runs.folder import RunFolder
@@ -28,6 +29,7 @@ def runs_home(path: Path) -> Iterator[RunsHome]:
             yield home
         finally:
             end_supervisor(home)
+            _end_late_supervisors(home)
             _end_runners(home)
 
 
@@ -42,6 +44,15 @@ def end_supervisor(home: RunsHome, number: int = signal.SIGKILL) -> bool:
     while running_pid(home) == pid and time.monotonic() < deadline:
         time.sleep(0.01)
     return True
+
+
+def _end_late_supervisors(home: RunsHome) -> None:
+    """End the supervisors that were still starting, and would take the place of an ended one."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            supervises = "farandole.jobs.supervisor.daemon" in process.cmdline()
+            if supervises and process.environ().get(HOME_VARIABLE) == home.path:
+                process.kill()
 
 
 def _end_runners(home: RunsHome) -> None:
