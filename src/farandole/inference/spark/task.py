@@ -114,7 +114,8 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
         )
     if len(value) != len(names):
         raise SettingsError(
-            f"{option}={value!r} has {len(value)} values for {counted(len(names), 'column')}"
+            f"{option}={value!r} has {counted(len(value), 'value')} for"
+            f" {counted(len(names), 'column')}"
             f" ({', '.join(names)})"
         )
     return {name: each for name, each in zip(names, value, strict=True) if each is not None}
