@@ -65,10 +65,22 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, each
         elif is_configurable(each):
             yield name, each
-            held = getattr(each, "__dict__", {})
-            left += [pair for pair in held.items() if pair[0] not in _COMPILED]
+            left += _attributes(each)
             if hasattr(each, "_flatten_layers"):
                 left += [(name, layer) for layer in each._flatten_layers()]
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    """Return the attributes that may be parts of an object's configuration: not how it was
+    compiled, and no wrappers of its own methods (Keras 3 wraps ``build``), which hold the object
+    itself.
+    """
+    return [
+        (name, value)
+        for name, value in getattr(owner, "__dict__", {}).items()
+        if name not in _COMPILED
+        and getattr(getattr(value, "__wrapped__", None), "__self__", None) is not owner
+    ]
 
 
 @contextlib.contextmanager
