@@ -18,6 +18,7 @@ from farandole.job.launch.arguments import check_values
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
+MODELS = ("plain", "batchnorm", "layernorm")  # keys of problems.NORMS
 MNIST = "t10k-images-idx3-ubyte.gz"
 ON_SPARK = ("inference", "tuning")
 MORE = ("observers", "c10d", "gpu", *ALONE, "data", *ON_SPARK, "jobs")
@@ -94,6 +95,12 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="learning: folder of MNIST's test images (default: digits)",
+    )
+    found.add_argument(
+        "--model",
+        choices=MODELS,
+        default="plain",
+        help="learning: normalisation of the net (default: plain, none)",
     )
     found.add_argument(
         "--seeds",
@@ -227,6 +234,11 @@ def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
             f"--data={chosen.data} applies to learning, and must be a folder that contains"
             f" MNIST's {MNIST}"
         )
+    if chosen.model != "plain" and chosen.what != ["learning"]:
+        found.error(
+            f"--model={chosen.model} applies to learning: farandole bench learning --model"
+            f" {chosen.model}"
+        )
     if chosen.seeds < 1 or (chosen.seeds != 3 and not alone):
         found.error(
             f"--seeds={chosen.seeds} applies to {' and '.join(ALONE)}, and must be at least 1"
@@ -298,7 +310,12 @@ def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
     """Measure strategies with a slow rank and over a slow link, or how well they learn."""
     from benchmarks import crew, hosts
 
-    facts = {"only": chosen.only, "data": str(chosen.data or ""), "seeds": chosen.seeds}
+    facts = {
+        "only": chosen.only,
+        "data": str(chosen.data or ""),
+        "seeds": chosen.seeds,
+        "model": chosen.model,
+    }
     if chosen.hosts == 1:
         yield from crew.measure(chosen.what, chosen.size, chosen.quick, driver=True, **facts)
     if chosen.what == ["learning"]:

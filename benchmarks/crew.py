@@ -55,6 +55,7 @@ class Plan:
     only: list[str] = field(default_factory=list)  # strategies and codecs; none: all
     data: str = ""  # the folder of MNIST
     seeds: int = 3  # of strategies and learning
+    model: str = "plain"  # of learning: a key of problems.NORMS
 
     def environment(self, rank: int) -> dict[str, str]:
         slot = hosts.slots(self.size, self.hosts)[rank]

@@ -68,6 +68,28 @@ SPECS = (
     "randomk:0.1",
     "sign:0.9",
 )
+# Of a normalised net, which shows whether the settings of the plain one carry over.
+NORMALISED_SPECS = (
+    ALLREDUCE,
+    "adasum",
+    "local_sgd:8",
+    "local_sgd:8+int8",
+    "local_sgd:epoch",
+    "diloco:8,momentum=0.5",
+    "easgd:4",
+    "gossip",
+    "gossip_async",
+    "ps_async",
+    "fp16",
+    "bf16",
+    "int8",
+    "topk:0.05",
+    "threshold:0.01",
+    "powersgd:2",
+    "onebit",
+    "randomk:0.1",
+    "sign:0.9",
+)
 
 
 class Result(NamedTuple):
@@ -92,17 +114,20 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
     name = (
         f"MNIST, {TRAINED:,} images, {ROWS} rows a step" if plan.data else "scikit-learn's digits"
     )
+    if plan.model != "plain":
+        name += f", {plan.model}"
     seeds, plain = range(1 if plan.quick else plan.seeds), dict[Setting, list[Result]]()
 
     def of_this(setting: Setting) -> Setting:
         setting = setting.for_mnist() if plan.data else setting
+        setting = setting if plan.model == "plain" else setting.for_normalised()
         return setting.quick() if plan.quick else setting
 
     def measured(spec: str, setting: Setting) -> list[Result]:
         results = []
         for seed in seeds:
             data = mnist(Path(plan.data), seed) if plan.data else digits(seed)
-            results.append(trained(spec, data, seed, setting))
+            results.append(trained(spec, data, seed, setting, plan.model))
             if hvd.rank() == 0:
                 tell(
                     f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} %"
@@ -110,7 +135,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
                 )
         return results
 
-    for spec in plan.only or SPECS:
+    for spec in plan.only or (SPECS if plan.model == "plain" else NORMALISED_SPECS):
         setting = of_this(setting_of(spec))
         other = of_this(BESIDE.get(setting_of(spec), setting_of(spec)))
         if other not in plain:
@@ -152,10 +177,10 @@ def error(results: Sequence[Result], others: Sequence[Result]) -> float:
     )
 
 
-def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
+def trained(spec: str, data: Data, seed: int, setting: Setting, kind: str = "plain") -> Result:
     name, coding = parts(spec)
     inputs = data.x.shape[1]
-    model = net(inputs, seed, WIDTH if inputs == 64 else MNIST_WIDTH)
+    model = net(inputs, seed, WIDTH if inputs == 64 else MNIST_WIDTH, kind)
     made, strategy = codec(coding), strategy_of(name)
     optimizer = setting.optimizer(model.parameters())
     optimizer = hvd.DistributedOptimizer(
@@ -170,6 +195,9 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
     observers.remove(sent)
     if hasattr(optimizer, "average_weights"):
         optimizer.average_weights()
+    for each in model.buffers():  # running statistics, which each rank has of its own rows
+        if each.is_floating_point():
+            hvd.allreduce_(each)
     seen = getattr(strategy, "staleness", None)
     pushed = seen.pushes * sum(weight.nbytes for weight in model.parameters()) if seen else 0
     reference = None if isinstance(strategy, str) else strategy.reference

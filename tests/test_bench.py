@@ -168,6 +168,10 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["learning", "--plot", "x.png"], "--plot needs strategies"),
         (["learning", "--seeds", "0"], "--seeds=0 applies to strategies and learning"),
         (["step", "--seeds", "5"], "--seeds=5 applies to strategies and learning"),
+        (
+            ["strategies", "--model", "batchnorm"],
+            "--model=batchnorm applies to learning: farandole bench learning --model batchnorm",
+        ),
         (["gpu"], "gpu: this process sees no CUDA GPU"),
         (
             ["start", "--framework", "jax"],
@@ -369,20 +373,6 @@ def test_final_losses_are_compared_with_all_reduce() -> None:
         "3.1",
     ]
     assert [from_record(row.record()) for row in rows] == rows
-
-
-def test_errors_of_final_losses_are_of_paired_differences() -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    from benchmarks.learning import Result, error, mean
-
-    others = [Result(percent, 1.0, 1.0, 0.0) for percent in (90.0, 94.0, 98.0)]
-    results = [
-        other._replace(accuracy=other.accuracy - less)
-        for other, less in zip(others, (1.0, 2.0, 3.0), strict=True)
-    ]
-    assert error(results, others) == 0.58  # 1 / sqrt(3)
-    assert error(results[:1], others[:1]) == 0.0
-    assert mean(results).accuracy == 92.0
 
 
 def test_strategies_with_a_slow_rank_and_a_slow_link(

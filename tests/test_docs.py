@@ -85,7 +85,11 @@ README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"
 MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
     "bench.md": {"bench": "bench.json"},
-    "strategies-measurements.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
+    "strategies-measurements.md": {
+        "strategies": "strategies.json",
+        "mnist": "learning_mnist.json",
+        "batchnorm": "learning_batchnorm.json",
+    },
     "data.md": {"data": "bench_data.json"},
     "inference.md": {"inference": "bench_inference.json", "tuning": "bench_tuning.json"},
 }
