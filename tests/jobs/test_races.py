@@ -21,12 +21,14 @@ from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts
+from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor import wake
 from farandole.jobs.supervisor.daemon import RunSupervisor
 from farandole.jobs.supervisor.place import lock_path, state_folder
 from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
 from farandole.jobs.targets.local import presence_here
+from tests.kits.messages import mentions
 
 
 class FakeTarget:
@@ -125,7 +127,7 @@ def test_a_claimed_run_is_not_canceled_as_waiting(
     supervisor.step()
     supervisor.step()
     assert folder.end() is None
-    assert target.canceled == [sleeper.to_json()]
+    assert target.canceled == [{**sleeper.to_json(), "folder": folder.path}]
 
 
 def test_a_late_runner_cannot_claim_a_given_up_attempt(
@@ -153,7 +155,7 @@ def test_the_runner_of_a_killed_supervisor_is_adopted(
     assert attempts.number(folder) == 1
     folder.request(CANCEL)
     supervisor.step()
-    assert target.canceled == [sleeper.to_json()]
+    assert target.canceled == [{**sleeper.to_json(), "folder": folder.path}]
 
 
 def test_a_lost_ticket_of_slurm_is_found_in_the_claim(
@@ -252,6 +254,23 @@ def test_runs_of_other_hosts_and_boots(sleeper: ProcessIdentity) -> None:
     found = [presence_here(Ticket("local", each.to_json())) for each in (restarted, ended)]
     assert [(each.state, each.preempted) for each in found] == [("gone", True)] * 2
     assert presence_here(Ticket("local", elsewhere.to_json())).state == "present"
+
+
+def test_a_runner_of_another_host_needs_a_heartbeat(
+    sleeper: ProcessIdentity, tmp_path: Path
+) -> None:
+    elsewhere = sleeper._replace(boot="other", host="elsewhere")
+    folder = RunFolder(str(tmp_path))
+    ticket = Ticket("local", {**elsewhere.to_json(), "folder": folder.path})
+    assert presence_here(ticket).state == "present"  # it has not begun
+    with Heartbeat(folder):
+        assert presence_here(ticket).state == "present"
+        old = os.path.getmtime(folder.file("heartbeat")) - 100
+        os.utime(folder.file("heartbeat"), (old, old))
+        found = presence_here(ticket)
+        assert (found.state, found.preempted) == ("gone", True)
+        assert mentions(found.reason, "elsewhere")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_reader_of_the_lock_does_not_stop_a_start(home: RunsHome) -> None:

@@ -60,7 +60,8 @@ def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any]
     if kind == "slurm":
         return {"job": claimed["slurm_job"]} if claimed.get("slurm_job") else None
     hosts = {"hosts": claimed["hosts"]} if claimed.get("hosts") else {}
-    return {**ProcessIdentity.from_json(claimed["process"]).to_json(), **hosts}
+    identity = ProcessIdentity.from_json(claimed["process"])
+    return {**identity.to_json(), "folder": folder.path, **hosts}
 
 
 def save_ticket(folder: RunFolder, attempt: int, ticket: Mapping[str, Any]) -> None:

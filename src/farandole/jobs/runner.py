@@ -38,6 +38,7 @@ from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environments, inputs, mirrors, outputs, workplaces
 from farandole.jobs.environments import PreparedEnvironment
+from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.logs import RunLogs
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.wake import wake
@@ -59,7 +60,8 @@ def main(arguments: list[str]) -> int:
         return 0
     home = RunsHome()
     try:
-        _Runner(home, folder, attempt, continues=continues).run()
+        with Heartbeat(folder):
+            _Runner(home, folder, attempt, continues=continues).run()
     finally:
         wake(home)
     return 0

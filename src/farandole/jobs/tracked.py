@@ -25,6 +25,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, mirrors, outputs, spool
+from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.logs import RunLogs
 from farandole.jobs.retries import WORKLOAD
 from farandole.jobs.submission import write_request
@@ -48,7 +49,8 @@ def run(job: Job, execute: Execute) -> list[Any]:
     copies = mirrors.start(folder, 1, job.settings.mirror)
     state, cause, code = RunState.FAILED, "", None
     try:
-        results = execute(recorded)
+        with Heartbeat(folder):
+            results = execute(recorded)
         state, code = RunState.COMPLETED, 0
         return results
     except SettingsError:

@@ -10,6 +10,7 @@ function.pkl         the pickled call, for a function instead of a command
 git.diff             uncommitted changes of the source
 environment.lock     the exact packages of the environment
 claim-<n>.json       identity of the process that runs attempt n; created once
+heartbeat            touched by the runner at intervals while the run is active
 events.jsonl         journal: states, attempts, hosts, findings
 end.json             final state, cause, exit code; never changed
 user_logs/           std_log_process_<rank>.txt: the output of each rank

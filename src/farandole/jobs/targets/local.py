@@ -15,6 +15,7 @@ from farandole.errors import RunError, SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.spec import Resources, RunSpec
+from farandole.jobs import heartbeat
 from farandole.jobs.targets.contract import (
     Capacity,
     Launch,
@@ -119,17 +120,21 @@ def start_here(
     except ProcessLookupError:  # it has ended already
         identity = ProcessIdentity.of()._replace(pid=process.pid, started=0)
     process.returncode = 0  # reaped by the supervisor's loop, not by this object
-    return Ticket(target, identity.to_json())
+    return Ticket(target, {**identity.to_json(), "folder": folder.path})
 
 
 def presence_here(ticket: Ticket) -> Presence:
-    """Return whether a runner of this host is present."""
+    """Return whether a runner of this host, or of another host with the same home, is present."""
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         return Presence("present")
     if identity.here:
         return Presence("gone", "its runner was killed", preempted=True)
     if identity.host != socket.gethostname():  # which shares the home, and looks after its runs
+        silent = heartbeat.silence(RunFolder(ticket.data.get("folder", "")))
+        if silent > heartbeat.LOST:
+            why = f"no sign of its runner on host {identity.host} for {silent:.0f} seconds"
+            return Presence("gone", why, preempted=True)
         return Presence("present", f"on host {identity.host}")
     return Presence("gone", "the host was restarted", preempted=True)
 
