@@ -15,7 +15,9 @@ from farandole.cli import main
 from farandole.errors import RunError, RunFailedError, SettingsError
 from farandole.job.runs.home import RunsHome
 from farandole.jobs.commands.gc import chosen
+from farandole.jobs.commands.output import columns
 from farandole.jobs.commands.submit import duration, size
+from farandole.jobs.details import readable_time
 from farandole.jobs.follow import LogReader
 from farandole.jobs.references import find_run, listed
 from tests.kits.jobs import runs_home
@@ -89,6 +91,12 @@ def test_show_has_the_facts_of_a_run(module_home: RunsHome, capsys: Output) -> N
     assert "failed" in printed(capsys, "show")
 
 
+def test_odd_names_and_times_do_not_break_a_table() -> None:
+    table = columns([("run", "name"), ("a", "x\n\x1b[31m<b>ü")])
+    assert table.splitlines()[1:] == ["a    x\\n\\x1b[31m<b>ü"]
+    assert [readable_time(seconds) for seconds in (-1e18, 1e300)] == ["?", "?"]
+
+
 def test_logs_of_one_rank_and_of_all(module_home: RunsHome, capsys: Output) -> None:
     assert printed(capsys, "logs", "first", "--rank", "1") == "hello from 1 ['a', '1']\n"
     both = printed(capsys, "logs", "first")
@@ -96,6 +104,8 @@ def test_logs_of_one_rank_and_of_all(module_home: RunsHome, capsys: Output) -> N
     assert "hello from 1" in both
     assert printed(capsys, "logs", "-f", "first", "--rank", "0").startswith("hello from 0")
     assert "no luck" in printed(capsys, "logs", "-f", "last", "--rank", "0", status=1)
+    assert main(["logs", "last"]) == 0
+    assert "no luck" in capsys.readouterr().err
     assert main(["logs", "first", "--rank", "2"]) == 2
 
 

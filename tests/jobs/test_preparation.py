@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import farandole
+from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import EnvironmentSpec, InputSpec, RunSpec
@@ -20,7 +21,7 @@ from farandole.jobs import attempts, outputs
 from farandole.jobs.commands.rerun import rerun
 from farandole.jobs.submission import Submission, submit
 from tests.kits.jobs import wait_for_end
-from tests.kits.messages import mentions
+from tests.kits.messages import mentioning, mentions
 
 PROGRAM = """
 import os, sys, tempfile
@@ -119,6 +120,30 @@ def test_credentials_of_an_input_are_not_in_the_folder(home: RunsHome, source: P
     files = [Path(where, name) for where, _, names in os.walk(folder.path) for name in names]
     assert [path for path in files if b"hunter2" in path.read_bytes()] == []
     assert any(".env" in event.get("text", "") for event in folder.events())
+
+
+def test_secret_variables_stay_outside_the_folder(
+    home: RunsHome, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os; token = os.environ['MY_TOKEN'];"
+        " print(len(token), os.environ['A'], file=open('outputs/n', 'w'))"
+    )
+    variables = {"MY_TOKEN": "hunter2", "A": "b", "TOKENIZERS_PARALLELISM": "false"}
+    spec = RunSpec("e", ("python", "-c", code), variables=variables)
+    folder = submit(Submission(spec, str(source)), home)
+    assert wait_for_end(folder)["state"] == "completed", folder.end()
+    assert Path(folder.file("outputs", "n")).read_text() == "7 b\n"
+    assert folder.spec().secret_variables == ("MY_TOKEN",)
+    assert folder.spec().variables == {"A": "b", "TOKENIZERS_PARALLELISM": "false"}
+    files = [Path(where, name) for where, _, names in os.walk(folder.path) for name in names]
+    assert [path for path in files if b"hunter2" in path.read_bytes()] == []
+    with pytest.raises(SettingsError, match=mentioning("MY_TOKEN")):
+        rerun(folder, home)
+    monkeypatch.setenv("MY_TOKEN", "four")
+    again = rerun(folder, home)
+    assert wait_for_end(again)["state"] == "completed", again.end()
+    assert Path(again.file("outputs", "n")).read_text() == "4 b\n"
 
 
 def test_files_that_are_not_kept_are_named(home: RunsHome, source: Path) -> None:

@@ -249,3 +249,12 @@ def test_a_sweep_cannot_be(
     with pytest.raises(SettingsError):
         farandole.Experiment("e").submit(Sweep(script, **{**values, **options}))  # type: ignore[arg-type]
     assert list(home.all_runs()) == []
+
+
+def test_secret_variables_are_not_in_a_sweeps_plan(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    request = farandole.ScriptRun(str(tmp_path), "train.py", variables={"API_KEY": "hunter2"})
+    submission = Sweep(request, {"x": uniform(0, 1)}, "loss", count=1).submission("e")
+    assert submission.spec.variables == {"API_KEY": "hunter2"}
+    assert "hunter2" not in json.dumps(submission.files)
+    assert submission.files["sweep.json"]["base"]["secret_variables"] == ("API_KEY",)

@@ -85,7 +85,10 @@ def readable_time(seconds: float | None) -> str:
     """Return a local time to the second; empty for None."""
     if seconds is None:
         return ""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, OSError, ValueError):  # a damaged file must not hide the other runs
+        return "?"
 
 
 def readable_size(size: int) -> str:

@@ -7,11 +7,46 @@ only until the run has ended.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 from collections.abc import Mapping
 
+from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
+from farandole.job.runs.spec import RunSpec
+
+# TOKENIZERS_PARALLELISM of Hugging Face is no secret.
+_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
+
+
+def withhold(spec: RunSpec) -> tuple[RunSpec, dict[str, str]]:
+    """Return the spec with only the names of its secret variables, and their values.
+
+    A variable is secret if its name contains TOKEN, SECRET, PASSWORD, KEY or CREDENTIAL. The values
+    of names that the spec already withholds come from this process's environment. Raises
+    SettingsError if some are not set there.
+    """
+    given = {name: text for name, text in spec.variables.items() if _SECRET.search(name)}
+    missing = [
+        name for name in spec.secret_variables if name not in given and name not in os.environ
+    ]
+    if missing:
+        raise SettingsError(
+            f"the run needs the environment variables {', '.join(missing)}, whose values are not"
+            " kept with it; set them in this shell"
+        )
+    kept = {name: os.environ[name] for name in spec.secret_variables if name not in given}
+    values = {**kept, **given}
+    public = {name: text for name, text in spec.variables.items() if name not in given}
+    return dataclasses.replace(spec, variables=public, secret_variables=tuple(values)), values
+
+
+def restore(spec: RunSpec) -> RunSpec:
+    """Return the spec with the values of its secret variables from this process's environment."""
+    values = {name: os.environ[name] for name in spec.secret_variables if name in os.environ}
+    return dataclasses.replace(spec, variables={**spec.variables, **values})
 
 
 def save(home: RunsHome, folder: RunFolder, further: Mapping[str, str] = {}) -> None:

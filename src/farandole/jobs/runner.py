@@ -36,7 +36,7 @@ from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.node import NODE_RANKS_VARIABLE, TF_WORKERS_VARIABLE
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
-from farandole.jobs import attempts, environments, inputs, mirrors, outputs, workplaces
+from farandole.jobs import attempts, environ, environments, inputs, mirrors, outputs, workplaces
 from farandole.jobs.environments import PreparedEnvironment
 from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.logs import RunLogs
@@ -77,7 +77,7 @@ class _Runner:
         self._continues = continues
         self._folder = folder
         self._attempt = attempt
-        self._spec = folder.spec()
+        self._spec = environ.restore(folder.spec())
         self._stop = _StopWatch(folder, self._spec.time_limit)
         self._mirrors: list[subprocess.Popen[bytes]] = []
 

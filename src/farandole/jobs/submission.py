@@ -53,11 +53,12 @@ def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     """
     home = home or RunsHome()
     check(submission, home)
-    secret = inputs.secret_variables(submission.spec.inputs)
+    spec, values = environ.withhold(submission.spec)
+    secret = {**values, **inputs.secret_variables(spec.inputs)}
     spec = dataclasses.replace(
-        submission.spec,
-        inputs=inputs.public(submission.spec.inputs),
-        environment=environments.with_content(submission.spec.environment, submission.source),
+        spec,
+        inputs=inputs.public(spec.inputs),
+        environment=environments.with_content(spec.environment, submission.source),
     )
     submission = submission._replace(spec=spec)
     files = _selected(submission, home)

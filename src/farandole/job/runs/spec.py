@@ -87,6 +87,7 @@ class RunSpec:
     - ``resources``: Nodes, ranks, cores, memory and GPUs.
     - ``settings``: Settings of ``farandole run`` by name, such as ``{"strategy": "ps"}``.
     - ``variables``: Extra environment variables.
+    - ``secret_variables``: Names of further ones, whose values are kept outside the run's folder.
     - ``inputs``: Named inputs.
     - ``retries``: How often a failed run may be started again.
     - ``time_limit``: Seconds after which a running run is ended; 0 for no limit.
@@ -109,6 +110,7 @@ class RunSpec:
     resources: Resources = Resources()
     settings: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    secret_variables: tuple[str, ...] = ()
     inputs: tuple[InputSpec, ...] = ()
     retries: int = 0
     time_limit: float = 0.0
@@ -140,7 +142,7 @@ class RunSpec:
             values["inputs"] = tuple(
                 InputSpec(**_known(InputSpec, each)) for each in values["inputs"]
             )
-        for name in ("command", "after"):
+        for name in ("command", "after", "secret_variables"):
             if name in values:
                 values[name] = tuple(values[name])
         return RunSpec(**values)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from farandole.cli.parsing import Parser
 from farandole.errors import RunError, SettingsError
 from farandole.job.runs.home import RunsHome
-from farandole.jobs.commands.output import follow_to_end
+from farandole.job.runs.states import RunState
+from farandole.jobs.commands.output import follow_to_end, report_end
 from farandole.jobs.follow import LogReader, log_path
 from farandole.jobs.references import find_run
 
@@ -39,4 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     while text := reader.read():
         sys.stdout.write(text)
     sys.stdout.flush()
+    if (end := folder.end()) and end["state"] == RunState.FAILED.value:
+        # The error of a rank is in its own log and in the cause, not in the log of all ranks.
+        report_end(folder)
     return 0

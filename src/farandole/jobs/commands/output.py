@@ -19,7 +19,11 @@ def print_json(data: Any) -> int:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table of aligned columns; the first row is the header."""
+    """Return rows as a table of aligned columns; the first row is the header.
+
+    Line breaks and control characters, as names may have them, are shown as escapes.
+    """
+    rows = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -27,9 +31,15 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def facts_table(facts: Sequence[tuple[str, str]]) -> str:
     """Return names and values, one pair a line; pairs without a value are left out."""
-    shown = [(name, value) for name, value in facts if value]
+    shown = [
+        (name, "\n".join(map(_printable, value.split("\n")))) for name, value in facts if value
+    ]
     width = max((len(name) for name, _ in shown), default=0)
     gap = "\n" + " " * (width + 2)
     return "\n".join(f"{name:<{width}}  {value.replace(chr(10), gap)}" for name, value in shown)

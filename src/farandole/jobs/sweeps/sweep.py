@@ -13,6 +13,7 @@ import cloudpickle
 from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.spec import Resources, RunSpec
+from farandole.jobs import environ
 from farandole.jobs.experiment import ScriptRun
 from farandole.jobs.submission import Submission
 from farandole.jobs.sweeps.policies import NoPolicy, Policy, make_policy
@@ -54,6 +55,8 @@ class Sweep:
         """Return what an experiment submits: the run that controls the others."""
         self._check()
         base = self.request.submission(experiment)
+        # The controller's environment has the secret variables of its runs.
+        spec, secret = environ.withhold(base.spec)
         controller = RunSpec(
             experiment=experiment,
             command=(sys.executable, "-m", "farandole.jobs.sweeps.controller"),
@@ -62,8 +65,9 @@ class Sweep:
             tags={**base.spec.tags, "kind": "sweep"},
             grace_seconds=base.spec.grace_seconds,
             source=base.spec.source,
+            variables=secret,
         )
-        files = {PLAN: self._plan(base.spec)}
+        files = {PLAN: self._plan(spec)}
         pickled = {} if isinstance(self.search, str) else {STUDY: self._pickled_study()}
         return Submission(controller, base.source, files=files, data=pickled)
 
