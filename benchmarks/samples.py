@@ -35,7 +35,7 @@ PEERS = (DDP, DDP_NCCL, MIRRORED, SHARDED)
 UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's sizes"
 # Contenders of the start, in addition to ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
-# Of jobs, beside ours: without a queue, and other trackers
+# Of jobs, in addition to ours: without a queue, and other trackers
 FARANDOLE_RUN = "farandole run"
 MLFLOW, TRACKIO, TENSORBOARD = "MLflow", "Trackio", "tensorboardX"
 TRACKERS = (MLFLOW, TRACKIO, TENSORBOARD)

@@ -67,7 +67,8 @@ class CentreGroup:
         size = 0 if wrong else sum(np.dtype(kind).itemsize * count for kind, count in self._parts)
         if wrong or size > MOST or not ranks or len({*ranks}) < len(ranks):
             raise WireError(
-                f"a rank described its weights as {self._parts} of ranks {ranks}, which is invalid"
+                f"a rank sent an invalid description of its weights: parts {self._parts} for ranks"
+                f" {ranks}"
             )
         self.clocks = Clocks(ranks, self.rule)
         self.centre: Centre | None = None

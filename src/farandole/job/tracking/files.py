@@ -59,7 +59,7 @@ def write(target: str, save: Save) -> None:
 
 
 def figure_writer(figure: Any) -> tuple[str, Save]:
-    """Return the ending of a figure's file and a function that writes it.
+    """Return the extension of a figure's file and a function that writes it.
 
     ``figure`` is a figure of Matplotlib, Plotly or Altair, an image of PIL, or the bytes of a PNG
     file. Raises TypeError for anything else.

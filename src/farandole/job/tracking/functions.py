@@ -23,7 +23,7 @@ def log_metric(name: str, value: Any, step: int | None = None) -> None:
         step: The training step; by default the number of earlier values of this name. A run that
             is started again and continues at a checkpoint should give it.
 
-    Raises TypeError for a value that is no number.
+    Raises TypeError for a value that is not a number.
     """
     log_metrics({name: value}, step)
 
@@ -41,11 +41,11 @@ def log_metrics(values: Mapping[str, Any], step: int | None = None) -> None:
 def log_params(values: Mapping[str, Any]) -> None:
     """Record parameters of the program, such as hyperparameters, by name.
 
-    Parameters of nested mappings are named ``outer.inner``. Objects other than numbers, texts
-    and bools, and lists of them, are kept as text. A name that is recorded again gets the new
+    Parameters of nested mappings are named ``outer.inner``. Objects other than numbers, strings
+    and bools, or lists of these, are kept as text. A name that is recorded again gets the new
     value.
 
-    Raises TypeError if ``values`` is no mapping.
+    Raises TypeError if ``values`` is not a mapping.
     """
     found = dict(flat(values))
     here = tracker.current()
@@ -84,7 +84,7 @@ def log_figure(figure: Any, name: str, step: int | None = None) -> None:
     Arguments:
         figure: A figure of Matplotlib or an image of PIL (written as PNG), a figure of Plotly or
             Altair (as HTML), or the bytes of a PNG file.
-        name: Its name, to which the ending is added if it has none.
+        name: The name of its file; the extension is added if it has none.
         step: The training step, which becomes a part of the file's name.
 
     Raises TypeError for other objects, ValueError if the name leads out of the outputs.
@@ -113,7 +113,7 @@ def log_table(
         rows: A list of dicts, one per row, or a dict of columns. At most 100,000 cells.
         step: The training step.
 
-    Raises TypeError or ValueError for rows that make no table.
+    Raises TypeError or ValueError for rows that do not form a table.
     """
     columns, cells = table(check_name(name, "a table"), rows)
     here = tracker.current()

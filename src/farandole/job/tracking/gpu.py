@@ -1,4 +1,4 @@
-"""The use of this rank's GPU, through NVIDIA's management library where nvidia-ml-py is there."""
+"""The use of this rank's GPU, read by NVIDIA's management library if nvidia-ml-py is installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Gpu:
-    """The GPU that a rank uses: the one of its local rank among the visible ones."""
+    """The GPU of a rank: the visible GPU whose index is the local rank."""
 
     def __init__(self, env: Mapping[str, str], library: Any = None) -> None:
-        """``library``: the module ``pynvml``, which is imported where it is installed."""
+        """``library``: the module ``pynvml``, imported if it is installed."""
         self._library = library or _pynvml()
         self._handle: Any = None
         if self._library is None:

@@ -23,7 +23,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class WaitingEngine(Protocol):
-    """``waited``: seconds for which this rank has waited for others to ask for the same."""
+    """``waited``: seconds for which this rank has waited for others to join a collective."""
 
     @property
     def waited(self) -> float: ...

@@ -102,7 +102,7 @@ def current() -> Tracker | None:
 def begin(rank: int | None = None) -> Tracker | None:
     """Return the tracker of ``rank``, by default the rank of the environment; None outside a run.
 
-    Ranks that were numbered again continue the journal of their new number.
+    A rank that gets another number continues the journal of that number.
     """
     global _tracker, _closed
     with _lock:

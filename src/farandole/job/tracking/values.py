@@ -62,7 +62,7 @@ def step_number(step: Any) -> int:
 
 
 def check_name(name: Any, what: str) -> str:
-    """Return ``name``. Raises TypeError unless it is a text that is not empty."""
+    """Return ``name``. Raises TypeError unless it is a non-empty string."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"the name of {what} must be a text that is not empty, not {name!r}")
     return name
@@ -71,7 +71,7 @@ def check_name(name: Any, what: str) -> str:
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield parameters by name; parameters in nested mappings as ``outer.inner``.
 
-    Raises TypeError if ``values`` is no mapping.
+    Raises TypeError if ``values`` is not a mapping.
     """
     if not isinstance(values, Mapping):
         raise TypeError(

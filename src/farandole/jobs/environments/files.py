@@ -88,7 +88,7 @@ def _is_editable(line: str) -> bool:
 def _lines(path: str, above: tuple[str, ...]) -> Iterator[str]:
     """Yield the lines of a requirements file and of the files that it includes by ``-r``."""
     if path in above:
-        raise SettingsError(f"the requirements file {path} includes itself")
+        raise SettingsError(f"the requirements file {path} includes itself; remove that -r line")
     with open(path, encoding="utf-8") as file:
         text = file.read().replace("\\\n", " ")
     for line in text.splitlines():

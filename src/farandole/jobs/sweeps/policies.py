@@ -1,4 +1,4 @@
-"""Early termination: which runs of a sweep are not worth going on. All of it is pure.
+"""Early termination: policies that decide which runs of a sweep to end. All functions are pure.
 
 A history is the list of the values of the primary metric that a run has reported so far. The first
 report is number 1.
@@ -121,10 +121,18 @@ def make_policy(kind: str, arguments: Mapping[str, Any]) -> Policy:
     except TypeError as error:
         raise SettingsError(f"policy {kind!r}: {error}") from None
     if getattr(made, "evaluation_interval", 1) < 1:
-        raise SettingsError(f"policy {kind!r}: evaluation_interval must be at least 1")
+        raise SettingsError(
+            f"policy {kind!r}: evaluation_interval must be at least 1,"
+            f" not {made.evaluation_interval}"
+        )
     if kind == "bandit" and bool(made.slack_factor) == bool(made.slack_amount):
-        raise SettingsError("policy 'bandit' needs either slack_factor or slack_amount")
+        raise SettingsError(
+            "policy 'bandit' needs either slack_factor or slack_amount, but has"
+            f" slack_factor={made.slack_factor} and slack_amount={made.slack_amount}"
+        )
     if kind == "truncation" and not 0 < made.percentage < 100:
-        raise SettingsError("policy 'truncation': percentage must be between 0 and 100")
+        raise SettingsError(
+            f"policy 'truncation': percentage must be between 0 and 100, not {made.percentage}"
+        )
     policy: Policy = made
     return policy

@@ -27,8 +27,8 @@ from farandole.jobs.targets.contract import (
 
 
 class LocalTarget:
-    """Runs on this host. Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit what runs may
-    occupy together; without them, what the host has.
+    """Runs on this host. Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit the
+    resources of all runs together; default: all resources of the host.
     """
 
     kind: ClassVar[str] = "local"
@@ -140,7 +140,7 @@ def presence_here(ticket: Ticket) -> Presence:
 
 
 def end_here(ticket: Ticket) -> None:
-    """Ask a runner of this host to end its run; the runner keeps the time of grace."""
+    """Ask a runner of this host to end its run after the grace period."""
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         os.kill(identity.pid, signal.SIGTERM)

@@ -54,12 +54,12 @@ class SshTarget:
         slots = sum(count for _, count in self._hosts)
         if resources.ranks > slots:
             raise SettingsError(
-                f"{resources.ranks} ranks are asked for, and the hosts of {self._spec.name!r} have"
+                f"the run needs {resources.ranks} ranks, but the hosts of {self._spec.name!r} have"
                 f" {slots} slots; ask for fewer, or add hosts"
             )
         if resources.nodes > len(self._hosts):
             raise SettingsError(
-                f"{resources.nodes} nodes are asked for, and {self._spec.name!r} has"
+                f"the run needs {resources.nodes} nodes, but {self._spec.name!r} has"
                 f" {len(self._hosts)} hosts; ask for fewer, or add hosts"
             )
         hosts_for(self._hosts, resources)
