@@ -238,7 +238,7 @@ def _ends(folders: Sequence[RunFolder]) -> Iterator[str]:
 
 
 def faults_of_starts(starts: Sequence[Start]) -> Iterator[str]:
-    """Yield the attempts that started twice, and those of a run that overlap. Pure."""
+    """Yield the attempts that started twice, and overlapping attempts of a run. Pure."""
     by_run: dict[str, list[Start]] = {}
     for start in starts:
         by_run.setdefault(start.run_id, []).append(start)
