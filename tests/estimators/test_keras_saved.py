@@ -12,6 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 
 from farandole.errors import SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
@@ -75,6 +78,23 @@ class Scaled(keras.layers.Layer):
     def call(self, x):
         return x * 2.0
 
+class Gain(keras.layers.Layer):
+    """Not registered, with a weight of its own."""
+
+    def __init__(self, start=1.0, **options):
+        super().__init__(**options)
+        self.start = start
+
+    def build(self, shape):
+        first = keras.initializers.Constant(self.start)
+        self.gain = self.add_weight(shape=(), initializer=first, name="gain")
+
+    def call(self, x):
+        return x * self.gain
+
+    def get_config(self):
+        return {**super().get_config(), "start": self.start}
+
 class Start(keras.initializers.Initializer):
     def __call__(self, shape, dtype=None):
         return keras.ops.ones(shape, dtype)
@@ -96,6 +116,7 @@ def _layers() -> Any:
             keras.layers.Input((3,)),
             keras.layers.Dense(2, activation=P.half, kernel_initializer=P.Start()),
             P.Scaled(),
+            P.Gain(3.0),
             keras.layers.Dense(1),
         ]
     )
@@ -124,11 +145,18 @@ READ = """
 import sys
 import numpy as np
 from farandole.estimators import KerasModel
+from pyspark.ml import PipelineModel
+from pyspark.ml.tuning import CrossValidatorModel
 from pyspark.sql import SparkSession
 SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 x, y = (np.load(sys.argv[1] + f"/{name}.npy") for name in "xy")
 for name in sys.argv[2:]:
-    model = KerasModel.load(f"{sys.argv[1]}/{name}").getModel()
+    kind = {"pipeline": PipelineModel, "chosen": CrossValidatorModel}.get(name, KerasModel)
+    found = kind.load(f"{sys.argv[1]}/{name}")
+    if kind is CrossValidatorModel:
+        assert found.getEstimator().getStages()[0].getMetrics()[0].name == "far"
+        found = found.bestModel
+    model = (found.stages[0] if kind is not KerasModel else found).getModel()
     print("read", name, *np.ravel(model.evaluate(x, y, verbose=0)).tolist(), sep="|")
 """
 
@@ -147,17 +175,37 @@ def test_what_fit_accepts_is_read_in_any_process(spark: Any, tmp_path: Path) -> 
         read = KerasModel.load(str(tmp_path / name)).getModel()
         np.testing.assert_array_equal(weights(read), weights(trained.getModel()))
         assert type(read.optimizer) is type(trained.getModel().optimizer)
+    for name, model in _around(trained).items():
+        model.write().save(str(tmp_path / name))
+        expected[name] = expected[[*CASES][-1]]
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path), *CASES],
+        [sys.executable, "-c", READ, str(tmp_path), *expected],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     lines = [line.split("|")[1:] for line in done.stdout.splitlines() if line.startswith("read|")]
-    assert [name for name, *_ in lines] == [*CASES], done.stderr[-3000:]
+    assert [name for name, *_ in lines] == [*expected], done.stderr[-3000:]
     for name, *numbers in lines:
         np.testing.assert_allclose(np.array(numbers, float), expected[name], rtol=1e-5)
+
+
+def _around(trained: Any) -> dict[str, Any]:
+    """Return a pipeline's and a cross-validator's model of a trained model, as their ``fit``
+    returns them.
+    """
+    made = estimator(loss=P.squares, metrics=[P.Distance()], optimizer=P.Slow(P.Decay()))
+    search = CrossValidator(
+        estimator=Pipeline(stages=[made]),
+        estimatorParamMaps=ParamGridBuilder().addGrid(made.epochs, [1]).build(),
+        evaluator=RegressionEvaluator(labelCol="y", predictionCol="y__output"),
+    )
+    pipeline = PipelineModel([trained])
+    return {
+        "pipeline": pipeline,
+        "chosen": search._copyValues(CrossValidatorModel(pipeline, [0.5])),
+    }
 
 
 def test_an_estimator_is_read_with_its_losses(spark: Any, tmp_path: Path) -> None:
