@@ -73,10 +73,10 @@ def test_extra_state_of_modules_that_differs_is_found() -> None:
         model["a"].scaler = Scaler(3.0 + rank, 5.0)
         model["b"].scaler = Scaler(*[1.0, 2.0][:: -1 if rank else 1])  # equal on all ranks
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        found = [(one.code, one.text) for one in findings()]
+        found = [(one.code, one.text) for one in findings() if one.code == "FAR026"]
         model.load_state_dict(hvd.broadcast_object(model.state_dict(), root_rank=0))
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        assert len(findings()) == len(found)
+        assert [one.code for one in findings()].count("FAR026") == len(found)
         assert model["a"].scaler.mean == 4.0
         return found
 

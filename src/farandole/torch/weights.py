@@ -40,12 +40,13 @@ class WeightState:
         buffers: Iterable[Any] | Callable[[], Iterable[Any]],
     ) -> None:
         self.reducer = None  # gradients are not reduced
-        self._optimizer = weakref.ref(optimizer)
+        reference = self._optimizer = weakref.ref(optimizer)
         self._original = original
         self._strategy = strategy
         self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
-        self._exchange.inner = lambda: inner_optimizer.groups_of(self._optimizer())
+        # without ``self``, so that this object ends with its optimizer
+        self._exchange.inner = lambda: inner_optimizer.groups_of(reference())
         self._set = options.process_set
         # whether this optimizer created the codec, if there is one
         self._own = options.owner is None

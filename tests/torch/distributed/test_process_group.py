@@ -162,7 +162,7 @@ def what_does_not_fit(rank: int) -> None:
     }
     for what, calls in pairs.items():
         text = error_of(calls[rank])
-        assert mentions(text, "call", "same"), (what, text)
+        assert mentions(text, "calls", "same"), (what, text)
         assert "rank 0: call" in text, (what, text)
         assert "rank 1: call" in text, (what, text)
         assert what != "splits" or mentions(text, "[3]", "float32", "[1, 2]")
