@@ -14,6 +14,7 @@ import farandole
 from farandole.cli import main
 from farandole.errors import RunError, RunFailedError, SettingsError
 from farandole.job.runs.home import RunsHome
+from farandole.jobs import leftovers
 from farandole.jobs.commands.gc import chosen
 from farandole.jobs.commands.output import columns
 from farandole.jobs.commands.submit import duration, size
@@ -148,6 +149,39 @@ def test_a_run_as_an_object(module_home: RunsHome, tmp_path: Path) -> None:
     assert module_home.path not in html
     with pytest.raises(RunError):
         run.results()
+
+
+def test_links_out_of_a_run_are_no_artifacts(home: RunsHome, tmp_path: Path) -> None:
+    source, secret = tmp_path / "source", tmp_path / "secret"
+    source.mkdir()
+    secret.write_text("hidden")
+    (source / "x.py").write_text(
+        f"import os; os.makedirs('outputs/a'); os.symlink({str(secret)!r}, 'outputs/a/out');"
+        " os.symlink('in', 'outputs/a/same'); open('outputs/a/in', 'w').write('seen');"
+        f" os.symlink({str(tmp_path)!r}, 'outputs/folder')"
+    )
+    run = farandole.Experiment("e").submit(farandole.ScriptRun(str(source), "x.py")).wait()
+    assert run.artifacts() == ["a/in", "a/same"]
+    assert sorted(os.listdir(run.download("a", str(tmp_path / "copy")))) == ["in", "same"]
+    for name in ("a/out", "folder", "folder/secret"):
+        with pytest.raises(RunError):
+            run.download(name)
+    assert any("outputs/folder" in text for text in run.details()["messages"])
+    assert oct(os.stat(home.path).st_mode)[-3:] == "700"
+
+
+def test_unfinished_submissions_are_removed(home: RunsHome) -> None:
+    old, new = (Path(home.runs, "e", f".new-{name}") for name in ("old", "new"))
+    variables = Path(home.folder("variables"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    for name in ("old", "new"):
+        (variables / f"e_1_{name}.json").write_text("{}")
+    for path in (old, variables / "e_1_old.json"):
+        os.utime(path, (0, 0))
+    leftovers.remove(home)
+    assert (old.exists(), new.exists()) == (False, True)
+    assert os.listdir(variables) == ["e_1_new.json"]
 
 
 def test_a_failed_run_raises_its_cause(module_home: RunsHome) -> None:

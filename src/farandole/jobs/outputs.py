@@ -22,15 +22,37 @@ def collect(folder: RunFolder, *, digests: bool = True) -> None:
     """
     found = []
     outputs = folder.folder("outputs")
-    inside = os.path.realpath(folder.path) + os.sep
-    for path in sorted(files(outputs)):
-        name = os.path.relpath(path, outputs)
-        if not os.path.realpath(path).startswith(inside):
+    for path in sorted(links(outputs)):
+        if not is_inside(folder, path):
+            name = os.path.relpath(path, outputs)
             folder.record("warning", text=f"outputs/{name} leads out of the run's folder")
-            continue
+    for path in artifacts(folder):
+        name = os.path.relpath(path, outputs)
         size = os.path.getsize(path)
         found.append({"path": name, "bytes": size, "sha256": _digest(path) if digests else ""})
     write_json(folder.file("artifacts.json"), {"artifacts": found})
+
+
+def artifacts(folder: RunFolder, below: str = "") -> list[str]:
+    """Return the paths of the output files, sorted, without links that lead out of the run's
+    folder. ``below``: a folder of outputs; empty for all.
+    """
+    root = os.path.join(folder.file("outputs"), below)
+    return sorted(path for path in files(root) if is_inside(folder, path))
+
+
+def is_inside(folder: RunFolder, path: str) -> bool:
+    """Return whether a path, with all its links followed, is in the run's folder."""
+    return os.path.realpath(path).startswith(os.path.realpath(folder.path) + os.sep)
+
+
+def links(root: str) -> Iterator[str]:
+    """Yield the paths of all symbolic links below ``root``."""
+    for where, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            path = os.path.join(where, name)
+            if os.path.islink(path):
+                yield path
 
 
 def files(root: str) -> Iterator[str]:

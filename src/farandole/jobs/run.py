@@ -124,7 +124,7 @@ class Run:
     def artifacts(self) -> list[str]:
         """Return the paths of the output files, relative to the run's ``outputs``."""
         root = self._folder.file("outputs")
-        return sorted(os.path.relpath(path, root) for path in outputs.files(root))
+        return [os.path.relpath(path, root) for path in outputs.artifacts(self._folder)]
 
     def download(self, artifact: str, into: str = ".") -> str:
         """Copy an output file, or a folder of outputs, into a folder and return its new path.
@@ -136,11 +136,12 @@ class Run:
         if not (path.startswith(root + os.sep) and os.path.exists(path)):
             raise RunError(f"run {self.id} has no artifact {artifact!r}: {self.artifacts()[:10]}")
         target = os.path.join(into, os.path.basename(path))
-        if os.path.isdir(path):
-            shutil.copytree(path, target, dirs_exist_ok=True)
-        else:
-            os.makedirs(into, exist_ok=True)
-            shutil.copyfile(path, target)
+        inner = os.path.relpath(path, root)
+        copied = outputs.artifacts(self._folder, inner) if os.path.isdir(path) else [path]
+        for each in copied:
+            place = os.path.normpath(os.path.join(target, os.path.relpath(each, path)))
+            os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+            shutil.copyfile(each, place)
         return target
 
     def result(self) -> Any:

@@ -159,7 +159,12 @@ class RunFolder:
 
 def make_private(path: str) -> str:
     """Create a folder that only this user can read, with its parents, and return its path."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path.rstrip(os.sep))
+        if parent and parent != path:
+            make_private(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
     return path
 
 

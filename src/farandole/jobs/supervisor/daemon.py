@@ -22,7 +22,7 @@ from farandole.job.runs.home import HOME_VARIABLE, RunsHome
 from farandole.job.runs.identity import ProcessIdentity
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
-from farandole.jobs import attempts, environ, outputs, spool
+from farandole.jobs import attempts, environ, leftovers, outputs, spool
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.index import Index
 from farandole.jobs.supervisor.place import lock_path, socket_address
@@ -64,6 +64,8 @@ class RunSupervisor:
         self._obstacles: dict[str, str] = {}
         self._me = ProcessIdentity.of()
         self._last_run = time.monotonic()
+        with contextlib.suppress(OSError):
+            leftovers.remove(home)
         for folder in home.all_runs():
             try:
                 if folder.exists() and folder.end() is None:
