@@ -178,7 +178,7 @@ def _add_running(parser: Parser) -> None:
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     given = {
-        "inputs": _listed(options.columns),
+        "inputs": _listed(options.inputs),
         "keep": _listed(options.keep),
         "returns": options.returns,
         "output_columns": _output(options.output_columns),
