@@ -1,7 +1,7 @@
-"""The attempts of a run: who runs one, how one ends, and what follows.
+"""The attempts of a run: the claim of an attempt by a runner, its end, and the decision to retry.
 
-Every step is a file that exactly one process can create. So an attempt is run once and ends once,
-whichever process is killed between two steps: the next one that looks completes them.
+Every step is a file that exactly one process can create, so an attempt runs once and ends once. If
+a process is killed between two steps, the next process that reads the folder completes them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from farandole.job.runs.journal import JournalPart, read
 from farandole.job.runs.states import RunState
 from farandole.jobs.retries import AttemptEnd, decide
 
-_TAIL = 1 << 16  # bytes at the end of a journal in which the last step is looked for
+_TAIL = 1 << 16  # bytes at the end of a journal that are searched for the last step
 
 HOSTS_VARIABLE = "FARANDOLE_RUN_HOSTS"  # the hosts that the target chose, for the runner
 
 
 def number(folder: RunFolder) -> int:
-    """Return the number of the present or next attempt, from 1."""
+    """Return the number of the current or next attempt, from 1."""
     return len(_ended(folder)) + 1
 
 
 def claim(folder: RunFolder, attempt: int) -> bool:
-    """Make this process the runner of an attempt; return False if another one is."""
+    """Make this process the runner of an attempt; return False if another process is."""
     return write_once(
         folder.file(f"claim-{attempt}.json"),
         {
@@ -43,14 +43,14 @@ def claim(folder: RunFolder, attempt: int) -> bool:
 
 
 def claimant(folder: RunFolder, attempt: int) -> ProcessIdentity | None:
-    """Return the process that runs an attempt; None before one has claimed it."""
+    """Return the process that runs an attempt; None if no process has claimed it yet."""
     data = read_json(folder.file(f"claim-{attempt}.json"))
     return None if data is None else ProcessIdentity.from_json(data["process"])
 
 
 def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any] | None:
-    """Return the data of the ticket of the runner that has claimed an attempt, as the target
-    ``kind`` would have made it; None if there is none, or the claim does not say.
+    """Return the ticket data of the runner that has claimed an attempt, in the form that targets of
+    this ``kind`` use; None without a claim, or if the claim lacks the data.
 
     A supervisor that was killed before it saved the ticket leaves only the claim.
     """
@@ -82,9 +82,9 @@ def conclude(
     domain: str = "",
     exit_code: int | None = None,
 ) -> None:
-    """Record the end of an attempt, and either end the run or return it to the queue.
+    """Record the end of an attempt, then end the run or return it to the queue.
 
-    Has no effect on an attempt that has ended already.
+    Has no effect if the attempt has already ended.
     """
     end = AttemptEnd(cause, domain, progress(folder), exit_code)
     again, reason = False, ""
@@ -104,7 +104,7 @@ def conclude(
 
 
 def settle(folder: RunFolder) -> None:
-    """Complete what the last ended attempt decided, which a killed process may have begun."""
+    """Carry out the decision of the last ended attempt, which a killed process may have begun."""
     ended = _ended(folder)
     if not ended or folder.end() is not None:
         return
@@ -120,7 +120,7 @@ def settle(folder: RunFolder) -> None:
 
 
 def _returned(folder: RunFolder, attempt: int) -> bool:
-    """Return whether the run is back in the queue, or further, after ``attempt``."""
+    """Return whether the run has returned to the queue since ``attempt``."""
     return any(
         event.get("event") == "state"
         and event.get("attempt", 0) >= attempt
@@ -154,7 +154,7 @@ def remove_torn_files(folder: RunFolder) -> None:
     """Remove the temporary files of processes of this host that were killed while they wrote."""
     runners = [claimant(folder, attempt) for attempt in [*_ended(folder), number(folder)]]
     if any(runner is not None and not runner.here for runner in runners):
-        return  # its process ids say nothing here
+        return  # process ids of another host mean nothing here
     for name in os.listdir(folder.path):
         match = re.fullmatch(r".+\.(\d+)\.\d+\.tmp", name)
         if match and not os.path.exists(f"/proc/{match[1]}"):

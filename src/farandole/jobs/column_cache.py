@@ -1,4 +1,4 @@
-"""The place of a run's converted metrics: a folder of the local state, which can be made again."""
+"""The folder of a run's converted metrics, in the local state; it can be rebuilt at any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.jobs.supervisor.place import state_folder
 
 
 def column_folder(folder: RunFolder, rank: int) -> str:
-    """Return the folder for the columns of a rank, created for this user alone.
+    """Return the folder for the columns of a rank; create it readable by this user alone.
 
     Raises OSError if it cannot be created.
     """
@@ -20,12 +20,12 @@ def column_folder(folder: RunFolder, rank: int) -> str:
 
 
 def forget(folder: RunFolder) -> None:
-    """Delete the columns of a run; reading its metrics makes them again."""
+    """Delete the columns of a run; the next read of its metrics rebuilds them."""
     shutil.rmtree(_root(folder), ignore_errors=True)
 
 
 def key(folder: RunFolder) -> str:
-    """Return a name for the run's folder at its present place."""
+    """Return a name for the run's folder, derived from its current path."""
     return hashlib.blake2b(os.path.realpath(folder.path).encode(), digest_size=10).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Compares runs: what differs in their requests, and what came out."""
+"""The differences between runs: their requests and their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs.details import details, readable_duration
 
-# Facts that differ between any two runs and say nothing.
+# Facts that differ between any two runs, so they are not compared.
 _OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifacts", "submission")
 
 
@@ -21,7 +21,7 @@ def compare(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
 
 
 def flattened(folder: RunFolder) -> dict[str, Any]:
-    """Return a run's facts with dotted names, and rank-hours and the last metrics."""
+    """Return a run's facts under dotted names, with its rank-hours and last metrics."""
     from farandole.jobs.metrics import last_values
 
     found = details(folder)
@@ -37,7 +37,7 @@ def flattened(folder: RunFolder) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with names like ``resources.nodes``."""
+    """Return nested mappings as one flat dict, with names like ``resources.nodes``."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The facts about a run as plain data, for people, programs and other views."""
+"""The facts about a run as plain data, for people and programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farandole.job.runs.states import RunState
 
 
 def details(folder: RunFolder) -> dict[str, Any]:
-    """Return all facts about a run: its request, its times, its state, its cause and its files.
+    """Return all facts about a run: its request, times, state, cause and files.
 
     Raises RunError if the folder is damaged.
     """
@@ -52,7 +52,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
 
 
 def state_times(folder: RunFolder) -> dict[RunState, float]:
-    """Return the time of the last entry into each state, in seconds since 1970."""
+    """Return the time at which the run last entered each state, in seconds since 1970."""
     return {
         RunState(event["state"]): event["time"]
         for event in folder.events()
@@ -61,7 +61,7 @@ def state_times(folder: RunFolder) -> dict[RunState, float]:
 
 
 def duration(folder: RunFolder) -> float | None:
-    """Return the seconds since the run began to run, up to its end; None before."""
+    """Return the seconds from the run's start to its end, or to now; None before the start."""
     started = state_times(folder).get(RunState.RUNNING)
     if started is None:
         return None
@@ -70,7 +70,7 @@ def duration(folder: RunFolder) -> float | None:
 
 
 def readable_duration(seconds: float | None) -> str:
-    """Return a duration as people write it: ``8 s``, ``2:05 min``, ``3:12 h``."""
+    """Return a duration in readable form: ``8 s``, ``2:05 min``, ``3:12 h``."""
     if seconds is None:
         return ""
     if seconds < 100:
@@ -92,7 +92,7 @@ def readable_time(seconds: float | None) -> str:
 
 
 def readable_size(size: int) -> str:
-    """Return a number of bytes in the largest fitting unit."""
+    """Return a number of bytes as text in the largest fitting unit."""
     amount, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1024 or unit == "TiB":

@@ -1,7 +1,7 @@
-"""The environment variables of a submission, for its runner.
+"""The environment variables of a submission, stored for its runner.
 
-They may hold secrets, so they are kept outside the run's folder, readable by this user alone, and
-only until the run has ended.
+Variables may hold secrets. So they are stored outside the run's folder, readable by this user
+alone, and deleted when the run has ended.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IG
 
 
 def withhold(spec: RunSpec) -> tuple[RunSpec, dict[str, str]]:
-    """Return the spec with only the names of its secret variables, and their values.
+    """Return the spec with only the names of its secret variables, and separately their values.
 
-    A variable is secret if its name contains TOKEN, SECRET, PASSWORD, KEY or CREDENTIAL. The values
-    of names that the spec already withholds come from this process's environment. Raises
-    SettingsError if some are not set there.
+    A variable is secret if its name contains TOKEN, SECRET, PASSWORD, PASSWD, KEY or CREDENTIAL. If
+    the spec holds only the name of a variable, its value is taken from this process's environment.
+    Raises SettingsError if the variable is not set there.
     """
     given = {name: text for name, text in spec.variables.items() if _SECRET.search(name)}
     missing = [
@@ -50,12 +50,12 @@ def restore(spec: RunSpec) -> RunSpec:
 
 
 def save(home: RunsHome, folder: RunFolder, further: Mapping[str, str] = {}) -> None:
-    """Keep this process's variables, and ``further`` ones, for the run."""
+    """Store this process's variables, and the ``further`` ones, for the run."""
     write_json(_path(home, folder), {**os.environ, **further})
 
 
 def load(home: RunsHome, folder: RunFolder) -> dict[str, str]:
-    """Return the run's variables; this process's where none are kept."""
+    """Return the stored variables of the run; without any, this process's environment."""
     found = read_json(_path(home, folder))
     return dict(os.environ) if found is None else found
 

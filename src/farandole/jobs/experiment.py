@@ -30,18 +30,18 @@ class RunOptions:
         environment: The Python environment: an ``EnvironmentSpec``, or the path of a requirements
             file, ``pyproject.toml`` or conda file.
         inputs: Named inputs: an ``InputSpec`` or a path or URL for each name.
-        cores, gpus: Per rank.
-        memory: Bytes per rank; 0 for no demand.
+        cores, gpus: The number per rank.
+        memory: Bytes per rank; 0 for no requirement.
         name: A display name.
         settings: Settings of ``farandole run`` by name, such as ``{"strategy": "local_sgd:8"}``.
         variables: Environment variables of the ranks.
         parameters: Hyperparameters by name, for comparison.
         tags: Free text by name.
-        retries: How often a failed run may start again.
-        time_limit: Seconds after which the run is ended; 0 for no limit.
-        grace_seconds: Seconds between the request to end and the kill.
+        retries: The number of times that a failed run may start again.
+        time_limit: Seconds after which the run is stopped; 0 for no limit.
+        grace_seconds: Seconds between the request to stop and the kill.
         priority: Runs with higher numbers start first.
-        after: Runs, or their ids, that must complete first.
+        after: Runs, or ids of runs, that must complete before this one starts.
         tf_workers: For programs that read ``TF_CONFIG``: the number of workers; further ranks are
             parameter servers. 0 sets no ``TF_CONFIG``.
     """
@@ -112,7 +112,7 @@ class ScriptRun(RunOptions):
     snapshot_limit: int = 0
 
     def words(self) -> tuple[str, ...]:
-        """Return the command. Raises SettingsError unless there is either a script or one."""
+        """Return the command. Raises SettingsError unless one of script and command is given."""
         if bool(self.script) == bool(self.command):
             raise SettingsError("a ScriptRun needs either script= or command=")
         if self.script:
@@ -123,7 +123,7 @@ class ScriptRun(RunOptions):
         return (*self.command, *map(str, self.arguments))
 
     def submission(self, experiment: str) -> Submission:
-        """Return what an experiment submits."""
+        """Return the submission of this request to an experiment."""
         spec = self.spec(experiment, self.words(), self.source_directory)
         return Submission(
             spec, os.fspath(self.source_directory), snapshot_limit=self.snapshot_limit
@@ -134,7 +134,7 @@ class ScriptRun(RunOptions):
 class FunctionRun(RunOptions):
     """A request to call ``function(*args, **kwargs)`` on all ranks.
 
-    The function travels as ``farandole.run`` sends it: it may be a lambda or come from a notebook.
+    The function is pickled as by ``farandole.run``: it may be a lambda or come from a notebook.
     """
 
     function: Callable[..., Any]
@@ -142,7 +142,7 @@ class FunctionRun(RunOptions):
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def submission(self, experiment: str) -> Submission:
-        """Return what an experiment submits."""
+        """Return the submission of this request to an experiment."""
         call = check_call(self.function, self.args, self.kwargs)
         return Submission(self.spec(experiment), call=call)
 
@@ -151,22 +151,22 @@ class RunRequest(Protocol):
     """A request that an experiment can submit: ``ScriptRun``, ``FunctionRun`` or ``Sweep``."""
 
     def submission(self, experiment: str) -> Submission:
-        """Return what an experiment submits."""
+        """Return the submission of this request to an experiment."""
 
 
 class Experiment:
     """A named group of runs: ``Experiment("xray").submit(ScriptRun("./project", "train.py"))``."""
 
     def __init__(self, name: str, home: str | None = None) -> None:
-        """``home`` is the folder of all runs; by default ``$FARANDOLE_HOME``.
+        """``home``: the folder of all runs; by default ``$FARANDOLE_HOME``.
 
-        Raises SettingsError for a name with characters that a folder should not have.
+        Raises SettingsError if ``name`` has characters that do not suit a folder's name.
         """
         self.name = check_experiment(name)
         self._home = RunsHome(home)
 
     def submit(self, request: RunRequest) -> Run:
-        """Put a run into the queue and return it at once.
+        """Put a run into the queue and return the run at once.
 
         Raises SettingsError, before anything is created, for a request that cannot succeed.
         """
@@ -186,19 +186,19 @@ class Experiment:
 
 
 def as_environment(given: EnvironmentSpec | str | None) -> EnvironmentSpec:
-    """Return the environment of a spec, or of a file's path."""
+    """Return the spec of an environment, given as a spec or as the path of a file."""
     if given is None:
         return EnvironmentSpec()
     return EnvironmentSpec(file=given) if isinstance(given, str) else given
 
 
 def as_input(name: str, given: InputSpec | str) -> InputSpec:
-    """Return the input called ``name`` of a spec, or of a path or URL."""
+    """Return the spec of the input ``name``, given as a spec, a path or a URL."""
     return InputSpec(name, os.fspath(given)) if not isinstance(given, InputSpec) else given
 
 
 class DistributedFunction(Generic[T]):
-    """A function that runs here when called, and on several processes by ``distributed``."""
+    """A function that runs in this process when called, and on all ranks with ``distributed``."""
 
     def __init__(self, function: Callable[..., T], np: int, options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function)
@@ -231,10 +231,10 @@ class DistributedFunction(Generic[T]):
 def distributed(
     *, np: int = 1, **options: Any
 ) -> Callable[[Callable[..., T]], DistributedFunction[T]]:
-    """Return a decorator that gives a function the method ``distributed``.
+    """Return a decorator that adds the method ``distributed`` to a function.
 
-    Without ``target``, ``farandole.run`` takes the other options. With ``target``, each call
-    is a submitted run with the options of ``FunctionRun``, in the experiment ``experiment=``.
+    Without ``target``, the options are passed to ``farandole.run``. With ``target``, each call
+    submits a run with the options of ``FunctionRun``, in the experiment ``experiment=``.
 
         @farandole.distributed(np=4)
         def train(lr): ...

@@ -1,4 +1,4 @@
-"""Follows a run: its states and the output of its ranks, as they appear."""
+"""Waiting for a run, and reading the output of its ranks as it appears."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from farandole.errors import RunError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.states import RunState
 
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.1  # seconds between two checks
 _CHUNK = 1 << 20
-_QUIET_LOOKS = 5  # looks after the end, in which late output may still arrive
+_QUIET_LOOKS = 5  # checks after the end of the run, for late output
 
 
 class LogReader:
-    """Reads new text of a log."""
+    """Reads the new text of a log."""
 
     def __init__(self, path: str, tail: int = 0) -> None:
-        """``tail``: the number of lines at the end to begin with; 0 means all."""
+        """``tail``: begin with this number of lines at the end; 0 begins with the first line."""
         self._path = path
         self._offset = _start_of_tail(path, tail) if tail else 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def read(self) -> str:
-        """Return new text, at most 1 MiB; empty if there is none."""
+        """Return the new text, at most 1 MiB; empty if there is none."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -38,7 +38,7 @@ class LogReader:
 
 
 def _start_of_tail(path: str, lines: int) -> int:
-    """Return the position in bytes at which the last ``lines`` lines begin."""
+    """Return the offset in bytes of the last ``lines`` lines."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)

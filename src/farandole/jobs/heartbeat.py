@@ -1,7 +1,7 @@
-"""A sign of life in the folder of an active run, for supervisors on other hosts.
+"""The heartbeat of a runner: a file in the run's folder, for supervisors on other hosts.
 
-The process table of another host cannot be read. So a runner touches a file at intervals; once the
-file is old, its host is lost or was restarted.
+A supervisor cannot read the process table of another host. So each runner touches a file at
+intervals. If the file is old, the runner's host is lost or was restarted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILE = "heartbeat"
 
 
 class Heartbeat:
-    """Touches the file of ``folder`` while the context lasts, and deletes it at the end."""
+    """A context that touches the heartbeat file of ``folder``, and deletes the file at the end."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class Heartbeat:
 
 
 def touch(folder: RunFolder) -> None:
-    """Show that the run's runner is alive. A full disk or a lost file system is no error."""
+    """Touch the heartbeat file. A full disk or a lost file system is ignored."""
     with contextlib.suppress(OSError):
         _touched(folder.file(_FILE))
 
@@ -60,7 +60,7 @@ def silence(folder: RunFolder) -> float:
         last = os.stat(folder.file(_FILE)).st_mtime
         if time.time() - last <= LOST:
             return 0.0
-        # The clock of the file system decides: clocks of hosts may differ.
+        # Use the clock of the file system, because the clocks of hosts may differ.
         probe = folder.file(f".{_FILE}-{os.getpid()}")
         try:
             return max(0.0, _touched(probe) - last)
@@ -71,7 +71,7 @@ def silence(folder: RunFolder) -> float:
 
 
 def _touched(path: str) -> float:
-    """Set a file to the time of its file system, and return the time."""
+    """Touch a file and return the time that its file system gave it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.utime(descriptor)

@@ -1,4 +1,4 @@
-"""The files that a run leaves: its outputs, as a list with sizes and digests."""
+"""The outputs of a run, listed with their sizes and digests, and the results of functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CHUNK = 1 << 20
 
 
 def collect(folder: RunFolder, *, digests: bool = True) -> None:
-    """Write ``artifacts.json``: path, size and SHA-256 of each output; an empty SHA-256 without
-    ``digests``, which take a second per GB.
+    """Write ``artifacts.json``: path, size and SHA-256 of each output.
 
-    Links that lead out of the run's folder are left out and recorded as a warning.
+    Digests take a second per GB; without ``digests``, they are empty. Links that lead out of the
+    run's folder are omitted, with a warning among the run's events.
     """
     found = []
     outputs = folder.folder("outputs")
@@ -65,7 +65,7 @@ def files(root: str) -> Iterator[str]:
 
 
 def save_results(folder: RunFolder, results: list[Any]) -> None:
-    """Keep the results of a function, in rank order."""
+    """Store the results of a run's function, in rank order."""
     data = pickling.pack(results, "the results of the run")
     with open(folder.file(RESULTS), "wb") as file:
         file.write(data)

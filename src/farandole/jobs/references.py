@@ -1,4 +1,4 @@
-"""Finds the run that a user means: by id, by a unique beginning of it, by name, or the last one."""
+"""Finding runs by id, by the unique beginning of an id, by name, or as the last one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LAST = "last"
 
 
 def find_run(home: RunsHome, reference: str) -> RunFolder:
-    """Return the folder of the run called ``reference``.
+    """Return the folder of the run that ``reference`` names.
 
-    ``reference`` is a run id, a unique beginning of one, a run's display name or experiment (their
-    newest run), ``last`` (the newest of all), or the path of a run's folder. Raises SettingsError
-    if there is no such run or if several match.
+    ``reference`` is a run id, the unique beginning of one, or the path of a run's folder. A display
+    name or an experiment names its newest run, and ``last`` the newest of all runs. Raises
+    SettingsError if no run matches, or several do.
     """
     exact = home.find(reference)
     if exact is not None:
@@ -43,7 +43,7 @@ def find_run(home: RunsHome, reference: str) -> RunFolder:
 
 
 def listed(home: RunsHome, where: str = "", values: tuple[object, ...] = ()) -> list[IndexedRun]:
-    """Return the index's rows, newest first, after bringing the index up to date."""
+    """Bring the index up to date and return its rows, newest first."""
     index = Index(home)
     try:
         index.refresh()

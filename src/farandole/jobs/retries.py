@@ -1,8 +1,8 @@
-"""Decides whether another attempt of a failed run can help.
+"""The decision whether to retry a failed run.
 
-Two questions are kept apart, as in the restart agent of NVIDIA's Resiliency Extension: the domain
-of a failure (the program or the machines) and whether a retry may recover from it. A program that
-fails twice for the same reason without progress in between is not started a third time.
+As in the restart agent of NVIDIA's Resiliency Extension, the domain of a failure (the program or
+the machines) is separate from whether a retry may recover from it. A program that fails twice for
+the same reason, without progress in between, is not started a third time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WORKLOAD, INFRASTRUCTURE, UNKNOWN = "workload", "infrastructure", "unknown"
-MOST_PREEMPTIONS = 100  # attempts that do not count, before a run is given up
-# Failures of the program that cannot change with a repetition.
+MOST_PREEMPTIONS = 100  # failures of the machines after which a run is given up
+# Errors of the program that a retry cannot fix.
 _HOPELESS = (
     "SyntaxError",
     "IndentationError",
@@ -22,7 +22,7 @@ _HOPELESS = (
     "NameError",
     "SettingsError",
 )
-_EXIT_NOT_STARTED = (126, 127)  # a shell's: cannot be executed, not found
+_EXIT_NOT_STARTED = (126, 127)  # exit codes of a shell: cannot be executed, not found
 
 
 class AttemptEnd(NamedTuple):
@@ -32,7 +32,7 @@ class AttemptEnd(NamedTuple):
     - ``domain``: ``WORKLOAD``, ``INFRASTRUCTURE`` (a lost host, a preemption, a killed runner) or
       ``UNKNOWN``.
     - ``progress``: The highest training step that the attempt reported; -1 for none.
-    - ``exit_code``: Of the failed rank, or None.
+    - ``exit_code``: The exit code of the failed rank, or None.
     """
 
     cause: str
@@ -49,9 +49,9 @@ class Decision(NamedTuple):
 
 
 def decide(retries: int, history: Sequence[AttemptEnd]) -> Decision:
-    """Return the decision after the last attempt of ``history``, a list of failed attempts.
+    """Return the decision after the last of the failed attempts in ``history``.
 
-    ``retries`` is the number of further attempts that the user allows for failures of the program.
+    ``retries`` is the number of retries that the user allows for failures of the program.
     """
     last = history[-1]
     if last.domain == INFRASTRUCTURE:
@@ -81,7 +81,7 @@ def _same_failure(before: AttemptEnd, after: AttemptEnd) -> bool:
 
 
 def root(end: AttemptEnd) -> tuple[str, str, int | None]:
-    """Return what identifies a failure: exception, place in the program and exit code."""
+    """Return the identity of a failure: exception, place in the program and exit code."""
     places = re.findall(r'File "([^"]+)", line (\d+)', end.cause)
     place = ":".join(places[-1]) if places else ""
     return error_type(end.cause), place, end.exit_code

@@ -19,8 +19,9 @@ from farandole.jobs.supervisor.wake import ensure_running
 
 
 class Run:
-    """A run: its state, logs, metrics and files. The run's folder holds everything, so that a
-    ``Run`` can be made again in any process with ``Run.get``.
+    """A run: its state, logs, metrics and files.
+
+    The run's folder holds everything, so any process can open the run with ``Run.get``.
     """
 
     def __init__(self, folder: RunFolder, home: RunsHome | None = None) -> None:
@@ -66,7 +67,7 @@ class Run:
         write_json(self._folder.file("tags.json"), {**changed, name: value})
 
     def status(self) -> str:
-        """Return the present state: queued, preparing, provisioning, starting, running, finalizing,
+        """Return the current state: queued, preparing, provisioning, starting, running, finalizing,
         completed, failed or canceled.
         """
         return self._folder.state().value
@@ -82,8 +83,8 @@ class Run:
             check: Raise RunFailedError unless the run completes.
 
         Raises:
-            RunFailedError: The run failed or was canceled; the message holds its cause.
-            TimeoutError: The run has not ended in time.
+            RunFailedError: The run failed or was canceled; the message contains the cause.
+            TimeoutError: The run did not end within ``timeout``.
         """
         ensure_running(self._home)
         if show_output:
@@ -127,7 +128,7 @@ class Run:
         return [os.path.relpath(path, root) for path in outputs.artifacts(self._folder)]
 
     def download(self, artifact: str, into: str = ".") -> str:
-        """Copy an output file, or a folder of outputs, into a folder and return its new path.
+        """Copy an output file or folder into the folder ``into`` and return the copy's path.
 
         Raises RunError if there is no such artifact.
         """
@@ -159,7 +160,7 @@ class Run:
         return outputs.load_results(self._folder)
 
     def cancel(self) -> None:
-        """Ask the run to end: a waiting run at once, a running one within its time of grace."""
+        """Cancel the run. A waiting run ends at once, a running one within its grace period."""
         self._folder.request(CANCEL)
         ensure_running(self._home)
 

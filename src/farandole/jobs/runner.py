@@ -1,8 +1,8 @@
 """Runs one attempt of a run: ``python -m farandole.jobs.runner FOLDER ATTEMPT``.
 
 Prepares the environment, the inputs and the working directories, starts the ranks through one of
-Farandole's launchers, and records how the attempt ended. Everything is recorded in the run's
-folder, so that the runner needs no supervisor while it works.
+Farandole's launchers, and records the end of the attempt. All records go to the run's folder, so
+the runner needs no supervisor while it works.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Launch
 
-_FULL_DISK_SECONDS = 300.0  # for which the end of an attempt is tried to be written
-_LOOK = 0.5  # seconds between two looks for a request to cancel
+_FULL_DISK_SECONDS = 300.0  # how long to try to write the end of an attempt
+_LOOK = 0.5  # seconds between two checks for a request to cancel
 
 
 def main(arguments: list[str]) -> int:
     """Run the attempt unless another process has claimed it; return the exit status."""
     folder, attempt = RunFolder(arguments[0]), int(arguments[1])
-    # This process has the claim already if it continues in the interpreter of the environment.
+    # After a change to the environment's interpreter, this process holds the claim already.
     continues = attempts.claimant(folder, attempt) == ProcessIdentity.of()
     if not continues and not attempts.claim(folder, attempt):
         return 0
@@ -133,7 +133,7 @@ class _Runner:
             time.sleep(1.0)
 
     def _interrupted(self, error: driver.Interrupted) -> tuple[RunState, str, str]:
-        """Return the state, cause and domain of an attempt that was asked to end."""
+        """Return the state, cause and domain of an interrupted attempt."""
         if self._stop.reason == CANCEL:
             return RunState.CANCELED, "canceled", WORKLOAD
         if self._stop.reason:
@@ -186,8 +186,8 @@ class _Runner:
     def _environment(self) -> PreparedEnvironment:
         """Return the environment of the ranks.
 
-        A function is called by Farandole's own worker, which the runner starts with its
-        interpreter. So the runner of a function continues in the interpreter of the environment.
+        Farandole's own worker calls a function, and the runner starts the worker with its own
+        interpreter. So the runner of a function restarts itself in the environment's interpreter.
         """
         if self._continues:
             return PreparedEnvironment(sys.executable)
@@ -203,7 +203,7 @@ class _Runner:
 
 
 def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
-    """Return the variables with which ranks find their run."""
+    """Return the environment variables through which ranks find their run."""
     return {
         RUN_VARIABLE: folder.path,
         RUN_ID_VARIABLE: folder.run_id,
@@ -215,10 +215,10 @@ def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
 def _reachable(
     launch: Launch, folder: RunFolder, home: RunsHome, paths: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Return the context in which the ranks' hosts have the run's files.
+    """Return a context in which the run's files exist on all hosts of the ranks.
 
-    Of the ``paths``, an interpreter stands for its environment; those outside the home are the
-    user's, who provides them on all hosts.
+    ``paths``: the interpreter, whose whole environment is copied, then further files. Paths outside
+    the home are not copied: the user provides them on all hosts.
     """
     if launch.copies is None:
         return nullcontext()
@@ -234,7 +234,7 @@ def _reachable(
 
 
 def _command(spec: RunSpec, python: str, paths: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command with the paths of inputs in place of ``{name}``."""
+    """Return the command with ``{name}`` replaced by the path of the input."""
     words = []
     for word in spec.command:
         for name, path in paths.items():
@@ -254,13 +254,13 @@ def _call(folder: RunFolder, spec: RunSpec) -> Call | None:
 
 
 class _Stopped(BaseException):
-    """The attempt was asked to end while no driver was listening."""
+    """Raised when the attempt must end while no driver handles the signal."""
 
 
 class _StopWatch:
     """Ends the attempt on a request to cancel or after its time limit.
 
-    ``reason`` is ``CANCEL``, a text for the user, or empty while nothing has asked for the end.
+    ``reason`` is ``CANCEL``, a text for the user, or empty while the attempt may go on.
     """
 
     def __init__(self, folder: RunFolder, time_limit: float) -> None:
@@ -275,7 +275,7 @@ class _StopWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the watch; a later request no longer interrupts the record of the end."""
+        """End the watch, so that a late request does not interrupt the record of the end."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._over.set()
         self._look()

@@ -11,9 +11,9 @@ _LARGEST_DIFF = 10 << 20  # bytes
 
 
 def facts(source: str, diff_path: str) -> dict[str, Any]:
-    """Return ``{"git": {...}}`` for a source in a git repository, else nothing.
+    """Return ``{"git": {...}}`` for a source in a git repository, else an empty dict.
 
-    Uncommitted changes of tracked files go to ``diff_path``.
+    Uncommitted changes of tracked files are written to ``diff_path``.
     """
     if not source or not _in_repository(source):
         return {}

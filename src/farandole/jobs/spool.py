@@ -1,7 +1,7 @@
 """The list of runs that have not ended: one empty file per run, named for its number and its id.
 
-The list only saves the supervisor a walk through all folders. It is made again from the folders
-when a supervisor starts.
+The list only saves the supervisor a walk through all folders. Each supervisor rebuilds it from the
+folders when it starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.job.runs.home import RunsHome
 
 
 def add(home: RunsHome, folder: RunFolder) -> None:
-    """Add a run; once more changes nothing."""
+    """Add a run, unless it is on the list already."""
     path = os.path.join(home.folder("queue"), _name(folder))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 

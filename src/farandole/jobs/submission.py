@@ -1,4 +1,4 @@
-"""Submits a run: its folder is completed first, then it enters the queue."""
+"""The submission of a run: its folder is completed first, then the run enters the queue."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Submission(NamedTuple):
     """A request for a run.
 
     - ``source``: The folder to take a snapshot of; empty for none.
-    - ``call``: A function with its arguments, instead of the spec's command.
+    - ``call``: A function with its arguments, in place of the spec's command.
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
-    - ``files``, ``data``: Further files of the run's folder by name: JSON data, and bytes.
+    - ``files``, ``data``: Further files of the run's folder by name, as JSON data or as bytes.
     - ``snapshot_limit``: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
 
@@ -48,7 +48,7 @@ class Submission(NamedTuple):
 def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     """Create the run, put it into the queue and return its folder.
 
-    The run starts when its target has a place for it. Raises SettingsError, before anything is
+    The run starts when its target has room for it. Raises SettingsError, before anything is
     created, for a request that cannot succeed; RunError if the folder cannot be written.
     """
     home = home or RunsHome()
@@ -123,7 +123,7 @@ def _selected(submission: Submission, home: RunsHome) -> SourceScan | None:
 def _fill(
     folder: RunFolder, submission: Submission, home: RunsHome, files: SourceScan | None
 ) -> None:
-    """Write everything that the run consists of."""
+    """Write all files of the run."""
     spec = submission.spec
     facts: dict[str, Any] = {}
     if files is not None:
@@ -156,10 +156,10 @@ def write_request(
     facts: Mapping[str, Any] = {},
     tracked: bool = False,
 ) -> None:
-    """Write ``spec.json`` and ``submitted.json`` of a run, and the changes of its source in git.
+    """Write ``spec.json`` and ``submitted.json`` of a run, and its source's uncommitted changes.
 
-    ``facts``: The snapshot's facts. ``tracked``: The job was not submitted, so no
-    supervisor may start it again.
+    ``facts``: facts about the snapshot. ``tracked``: the job was not submitted, so no supervisor
+    may start it again.
     """
     write_json(folder.file("spec.json"), spec.to_json())
     write_json(

@@ -1,4 +1,4 @@
-"""A summary of what the ranks of a run have recorded, as plain data."""
+"""A summary of the records of a run's ranks, as plain data."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from farandole.job.runs.folder import RunFolder
 
-_EVENTS = "events.out.tfevents"  # the beginning of the names of TensorBoard's files
+_EVENTS = "events.out.tfevents"  # the beginning of TensorBoard's file names
 _PLACES = ("outputs", "tensorboard", "work")
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """Return what rank 0 has recorded, and the findings of all ranks.
+    """Return the metrics and parameters of rank 0, and the findings of all ranks.
 
     - ``metrics``: The last value of each metric.
-    - ``automatic``: The same of those that are recorded without the program's help.
+    - ``automatic``: The last value of each metric that is recorded automatically.
     - ``logged_parameters``: Parameters that the program has recorded.
-    - ``findings``: Texts of the checks' findings.
-    - ``tensorboard``: Folders with event files of TensorBoard.
+    - ``findings``: The texts of the checks' findings.
+    - ``tensorboard``: Folders with TensorBoard event files.
     """
     found: dict[str, Any] = {
         "metrics": {},
@@ -28,7 +28,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "tensorboard": event_folders(folder),
     }
     if os.path.isdir(folder.file("metrics")):
-        # imported here because numpy takes longer to load than the rest of a command
+        # imported here because importing numpy takes longer than the rest of a command
         from farandole.jobs import metrics
 
         found["metrics"] = metrics.last_values(folder)
@@ -44,7 +44,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def event_folders(folder: RunFolder) -> list[str]:
-    """Return the folders with event files of TensorBoard in the run, whoever wrote them."""
+    """Return the run's folders with TensorBoard event files of the program or of the mirror."""
     return sorted(
         where
         for place in _PLACES

@@ -1,7 +1,7 @@
-"""Runs of jobs that were not submitted: ``farandole run --track`` and all that takes ``track``.
+"""Tracked runs of jobs that were not submitted, as by ``farandole run --track``.
 
-The driver itself is the runner. It leaves the same folder as a submitted run, with the logs and
-metrics of the ranks, but without a copy of the source and without a working directory of its own.
+The driver itself is the runner. A tracked run has the same folder as a submitted run, with the logs
+and metrics of the ranks, but no copy of the source and no working directory of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Execute = Callable[[Job], list[Any]]
 
 
 def run(job: Job, execute: Execute) -> list[Any]:
-    """Return ``execute(job)``, and leave a run that records it.
+    """Return ``execute(job)``, and record the job as a run.
 
     The folder of a job that cannot start (SettingsError) is deleted.
     """
@@ -56,7 +56,7 @@ def run(job: Job, execute: Execute) -> list[Any]:
     except SettingsError:
         spool.remove(home, folder)
         shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the experiment has other runs
+        with contextlib.suppress(OSError):  # not empty: the experiment has other runs
             os.rmdir(os.path.dirname(folder.path))
         raise
     except Interrupted as interrupted:
@@ -110,7 +110,7 @@ def _finish(
 
 
 def _program() -> str:
-    """Return the command ``farandole`` as the user has called it, where it is not on the PATH."""
+    """Return ``farandole``, or the path by which the user called it if it is not on the PATH."""
     called = sys.argv[0]
     if os.path.basename(called) == "farandole" and shutil.which("farandole") is None:
         return called
@@ -118,7 +118,7 @@ def _program() -> str:
 
 
 def _experiment(job: Job) -> str:
-    """Return the name of the script or function, as the name of an experiment."""
+    """Return the name of the experiment: the name of the script or function."""
     if job.call is not None:
         name = getattr(job.call[0], "__name__", "function")
     else:

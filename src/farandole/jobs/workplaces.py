@@ -16,9 +16,9 @@ _SHOWN = 5  # names in a message
 
 
 def prepare(folder: RunFolder, nodes: int) -> None:
-    """Make the working directories, each with ``outputs`` as a link to the run's outputs.
+    """Create the working directories, each with a link ``outputs`` to the run's outputs.
 
-    Files named ``outputs/...`` of the source are copied to the run's outputs. Directories of an
+    Files of the source named ``outputs/...`` are copied to the run's outputs. Directories of an
     earlier attempt are replaced.
     """
     outputs = folder.folder("outputs")
@@ -42,8 +42,8 @@ def prepare(folder: RunFolder, nodes: int) -> None:
 
 
 def left_behind(folder: RunFolder) -> list[str]:
-    """Return messages about files that will be deleted with the working directories: new files
-    of the program outside ``outputs``, and files in ``TMPDIR``.
+    """Return messages about files that are lost with the working directories: files that the
+    program wrote outside ``outputs``, and files in ``TMPDIR``.
     """
     snapshot = folder.file("snapshot")
     written: set[str] = set()
@@ -86,7 +86,7 @@ def _listed(path: str) -> list[str]:
 
 
 def discard(folder: RunFolder) -> None:
-    """Remove the working directories, also where a program made folders read-only."""
+    """Remove the working directories, including folders that a program made read-only."""
     work = folder.file("work")
     for where, folders, _ in os.walk(work):
         for name in folders:

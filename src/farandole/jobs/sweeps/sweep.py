@@ -52,7 +52,7 @@ class Sweep:
     seed: int = 0
 
     def submission(self, experiment: str) -> Submission:
-        """Return what an experiment submits: the run that controls the others."""
+        """Return the submission of the run that controls the sweep."""
         self._check()
         base = self.request.submission(experiment)
         # The controller's environment has the secret variables of its runs.
