@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def check_same_parameters(
     engine: Engine, name: str, identity: Sequence[tuple[Any, ...]], process_set: ProcessSet
 ) -> None:
-    """Raise ValueError on all ranks, naming the first difference, if their parameters differ.
+    """Raise ValueError on all ranks, with the first difference, if parameters differ between ranks.
     Collective. ``identity``: for each parameter, the facts that must be equal.
     """
     digest = np.frombuffer(hashlib.sha256(repr(identity).encode()).digest(), dtype=np.int64)
@@ -71,8 +71,8 @@ def check_same_weights(
 ) -> None:
     """Raise ValueError on all ranks if weights differ in name, shape or dtype. Collective.
 
-    ``name``: the optimizer's. ``ranks``: the engine's ranks as numbers in the job. Joined ranks do
-    not count.
+    ``name``: the optimizer's name. ``ranks``: the engine's ranks as numbers in the job. Joined ranks
+    do not count.
     """
     description = describe_weights(weights, names)
     if all_equal(engine, f"{name}.model", [digest_of_text(description)])[0] is not False:

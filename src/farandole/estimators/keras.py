@@ -33,7 +33,7 @@ from farandole.estimators.trainers.keras.state import load, slots
 from farandole.estimators.trainers.keras.trainer import train
 
 _COMPILING = ("optimizer", "loss", "metrics")  # parameters that are arguments of compile()
-_ARGUMENTS = "arguments of compile"  # stored in a file in the place of these parameters
+_ARGUMENTS = "arguments of compile"  # stored in a file in place of these parameters
 EXTRA = (
     Row("custom_objects", {}, "custom classes and functions of the model, by name"),
     Row("checkpoint_callback", None, "a BestModelCheckpoint, instead of monitor and mode"),
@@ -47,8 +47,8 @@ class KerasEstimator(DistributedEstimator):
     """Trains ``model``, a Keras model.
 
     ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``: as for ``compile``; default: the
-    model's compiled ones. The parameters are ``farandole.estimators.spark.params.COMMON``, and
-    ``EXTRA`` here.
+    model's compiled ones. ``farandole.estimators.spark.params.COMMON`` and ``EXTRA`` list all
+    parameters.
     """
 
     train = staticmethod(train)
@@ -111,7 +111,7 @@ class KerasEstimator(DistributedEstimator):
         known = len(model.weights)
         model = by_name(spec, batch, model)
         shapes = check(spec, batch, model)
-        # these rows have built the model: ranks and the result need all of its weights
+        # these rows built the model: pack all of its weights, for the ranks and the result
         if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return shapes
@@ -139,7 +139,7 @@ class KerasEstimator(DistributedEstimator):
                 " validation"
             )
         mode = getattr(best, "mode", None)
-        if mode is None:  # tf_keras has chosen the mode
+        if mode is None:  # tf_keras keeps only the operator of its mode
             mode = "max" if getattr(best.monitor_op, "__name__", "") == "greater" else "min"
         return watching._replace(
             monitor=monitor, mode=direction(monitor) if mode == "auto" else mode
@@ -189,8 +189,8 @@ class KerasEstimator(DistributedEstimator):
     )
 )
 class KerasModel(DistributedModel):
-    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` returns Keras's
-    history, values by name.
+    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` returns the
+    history as in Keras: a list of values for each name.
     """
 
     def loader(self) -> Loader:

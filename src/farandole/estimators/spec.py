@@ -1,6 +1,4 @@
-"""The specification of a training run for every rank: made and checked on the driver, and sent to
-ranks.
-"""
+"""The specification of a training run, created and checked on the driver and sent to all ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Columns(NamedTuple):
 
     ``transform``: edits a pandas DataFrame of a batch, or, with ``by_row``, a dict of a row;
     ``edited``: name, dtype, shape and nullability of the columns that it makes; ``removed``: the
-    columns that it drops. ``by_name``: the model takes columns by name, so ``transform`` may leave
+    columns that it drops. ``by_name``: the model takes columns by name, so ``transform`` may return
     any columns. ``texts``: features that may be texts, which the model itself looks up.
     """
 
@@ -68,8 +66,8 @@ KINDS = ("logits", "probabilities", "log_probabilities")
 
 
 class OutputKind(NamedTuple):
-    """The output of a classifier: one of ``KINDS``. ``binary``: each number is of a class of its
-    own against all others.
+    """The output of a classifier. ``name``: one of ``KINDS``. ``binary``: each number decides for
+    or against one class.
     """
 
     name: str
@@ -77,8 +75,8 @@ class OutputKind(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Settings for batches of rows. ``batch_size``: of a rank. ``steps``: batches per epoch, None
-    for all.
+    """Settings for batches of rows. ``batch_size``: rows per rank. ``steps``: batches per epoch,
+    None for all.
     """
 
     batch_size: int
@@ -90,11 +88,10 @@ class Reading(NamedTuple):
 
 
 class Watching(NamedTuple):
-    """Settings for the best epoch and early stopping. ``patience``: epochs without a better one
-    before training stops, None for never.
+    """Settings for the best epoch and early stopping. ``patience``: epochs without improvement
+    after which training stops, None for never.
 
-    ``monitor``: a metric; "" is the validation loss if there is validation, and no metric
-    otherwise.
+    ``monitor``: a metric; "" is the validation loss, or no metric if there is no validation.
     """
 
     monitor: str = ""
@@ -119,8 +116,8 @@ def direction(metric: str) -> str:
 
 
 class Spec(NamedTuple):
-    """The specification of a training run.  ``payload``: the framework's model and its
-    companions.
+    """The specification of a training run. ``payload``: the model, and the options of its
+    framework.
     """
 
     train: ParquetData
@@ -134,7 +131,7 @@ class Spec(NamedTuple):
     store: Store | None
     run_id: str
     resume: bool  # from a checkpoint of that run, if there is one
-    # of the model's origin: facts of the data and hyperparameters, in JSON types
+    # the model's origin: facts about the data, and hyperparameters, as JSON types
     fingerprint: dict[str, Any]
     verbose: int
     use_gpu: bool
@@ -147,8 +144,8 @@ class Spec(NamedTuple):
 class Result(NamedTuple):
     """The result on rank 0.
 
-    ``history``: a record for each epoch: epoch, train, validation. ``weights``: of the best epoch,
-    or of the last one if none is better than others; ``best_epoch`` is None then.
+    ``history``: a record for each epoch (epoch, train, validation). ``weights``: from the best
+    epoch, or, if no epoch is best, from the last one; ``best_epoch`` is then None.
     """
 
     history: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The two callbacks that ``fit`` puts around the user's, and the work of ranks at the end of an
+"""The two callbacks that ``fit`` puts around the user's, and the exchanges at the end of an
 epoch.
 """
 
@@ -50,25 +50,25 @@ class Training:
         self._saving = [
             each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)
         ]
-        self.steps = 0  # of this rank at the start of the epoch
+        self.steps = 0  # this rank's steps before the epoch
         self._seen: list[int] | None = None  # digests of the weights at the end of the last epoch
 
     def local(self, model: Any) -> list[Any]:
-        """Return the variables of ``model`` that stay local to each rank, by the callback or the
-        optimizer.
+        """Return the variables of ``model`` that the callback or the optimizer keeps local to each
+        rank.
         """
         return local_of(model, self._broadcast.local_variables)
 
     def epoch_ended(self, model: Any) -> None:
-        """Finish an epoch before any of the user's callbacks is notified."""
+        """Record the weights at the end of an epoch, before the user's callbacks run."""
         if any(reducer.exchange is not None for _, reducer in reducers_of(model)):
             self._seen = digests(model.trainable_weights)
 
     def ended(self, model: Any) -> None:
         """Give all ranks the same weights at the end, if ranks exchange weights.
 
-        Weights that callbacks restored since the last epoch (the best ones), and moving averages,
-        are not steps away from a shared centre, so the strategy must not treat them as deltas.
+        After the last epoch, callbacks may have replaced the weights by the best ones or by moving
+        averages. The strategy must not treat these as training steps from a shared centre.
         """
         exchanging = [pair for pair in reducers_of(model) if pair[1].exchange is not None]
         if exchanging:
@@ -78,12 +78,12 @@ class Training:
                 reducer.average_weights(optimizer, replaced=replaced)
 
     def silence(self, model: Any) -> None:
-        """Make this rank's checkpoints decide like those on the rank that writes the files."""
+        """Let this rank's checkpoint callbacks decide as on the writing rank, without writing."""
         for callback in self._saving:
             callback.set_model(Unsaved(model))
 
     def restore(self, model: Any) -> None:
-        """Restore the user's callbacks."""
+        """Undo ``silence``."""
         for callback in self._saving:
             callback.set_model(model)
 
@@ -104,7 +104,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self.watch = metrics.Watch()
-        # whether, in this epoch, ranks have merged their weights after training
+        # whether ranks have merged their weights after this epoch's training
         self._one_model = False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -134,13 +134,14 @@ class BeforeUserCallbacks(SynchronizingCallback):
     def _become_one_model(self) -> None:
         """Merge weights and statistics once all ranks have trained this epoch.
 
-        Ranks do so before validation, because one rank may validate while another does not.
+        This happens before validation, because one rank may validate while another does not.
         """
         if self._one_model:
             return
         self._one_model = True
         model, process_set = self.model, self.training.process_set
-        # Reading them waits for JAX's computation: after joining, this rank must start no exchange.
+        # Read them before joining: reading waits for JAX's exchanges, and a joined rank must not
+        # start any.
         steps = _steps(model)
         statistics = _statistics(model, self.training.local(model))
         report = steps - self.training.steps, digests(statistics)
@@ -155,14 +156,14 @@ class BeforeUserCallbacks(SynchronizingCallback):
 
 
 class AfterUserCallbacks(SynchronizingCallback):
-    """Start and stop ranks together after the user's callbacks, with the same weights."""
+    """Start and stop all ranks together and with the same weights, after the user's callbacks."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._stepped = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # the initial weights were broadcast meanwhile, together with the step number
+        # the broadcast of the initial weights may have changed the number of steps
         if not self._stepped:
             self._stepped = True
             self.training.steps = _steps(self.model)
@@ -207,7 +208,7 @@ class NoExchangeWarning(keras.callbacks.Callback):  # type: ignore[misc]
         self._watch.end()
 
 
-# Work of ranks at the end of an epoch.
+# Exchanges at the end of an epoch.
 
 
 def _steps(model: Any) -> int:
@@ -249,8 +250,8 @@ def _average(
 def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
     """Average the gradients that an unfinished accumulation holds.
 
-    The step stays what it would have been, and a file written meanwhile has the gradients of all
-    ranks.
+    The next step is the same as without this average, and a file written before it contains the
+    gradients of all ranks.
     """
     for optimizer, reducer in reducers_of(model):
         if reducer.exchange is None:
@@ -269,7 +270,7 @@ def _exchange_weights(model: Any, *, uneven: bool) -> None:
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:
-    """Give all ranks the weights of the rank with the most steps, if weights differ."""
+    """Give all ranks the weights of the rank with the most steps, if the numbers differ."""
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:

@@ -1,15 +1,16 @@
 """The behaviour of ``model.fit`` in a job of several ranks.
 
-Keras has no hooks for this, so ``install`` wraps five methods of its classes, and those that adapt
-layers (see ``adapted``). They are unchanged where one process trains alone or gradients stay on
-their rank. The wrapped methods are:
+Keras has no hooks for this, so ``install`` wraps five methods of its classes, and the methods that
+adapt layers (see ``adapted``). They behave as before if one process trains alone or gradients stay
+on their rank. The five methods are:
 
 - ``Model.fit``: gives each rank its part of the data if the optimizer has ``shard=True``, and puts
   two callbacks around the user's: the first pools metrics over all ranks for them, the last makes
   ranks stop together;
-- ``Model.make_train_function``: XLA cannot compile an exchange between TensorFlow processes;
-- ``LossScaleOptimizer.apply`` and ``stateless_apply``: skipping a step is decided on the reduced
-  gradients;
+- ``Model.make_train_function``: turns off XLA, which cannot compile an exchange between TensorFlow
+  processes;
+- ``LossScaleOptimizer.apply`` and ``stateless_apply``: decide on the reduced gradients whether to
+  skip a step;
 - ``Model.compile``: accepts ``experimental_run_tf_function``, which Horovod programs pass and Keras
   3 no longer has.
 """
@@ -66,7 +67,7 @@ def install() -> None:
         return
     watch(keras.layers)
     scaling = keras.optimizers.LossScaleOptimizer
-    # Keras checks which class overrides it
+    # Keras checks which class overrides ``compile``
     trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
     for owner, name, wrapper in (
         (keras.Model, "fit", _fit),
@@ -171,15 +172,15 @@ def around(
 
 
 class _Plan(NamedTuple):
-    """The facts on which ranks must agree when ``fit`` begins, and those they exchange for later
-    use.
+    """Facts that must be equal on all ranks when ``fit`` begins, and facts that ranks exchange for
+    later use.
     """
 
     epochs: int
     initial_epoch: int
     data: int | None
     paths: list[str | None]
-    seeds: list[tuple[int, int]]  # of the data to deal out
+    seeds: list[tuple[int, int]]  # of datasets to divide among ranks
 
 
 _DIVIDED_TWICE = DIVIDED_TWICE.finding(
@@ -199,8 +200,8 @@ def _agree(
     data: int | None,
     reported: set[str] | None,
 ) -> list[list[str | None]]:
-    """Return the paths that callbacks of each rank write to. Raises ValueError on all ranks if
-    their numbers of epochs differ.
+    """Return, for each rank, the paths that its callbacks write to. Raises ValueError on all ranks
+    if their numbers of epochs differ.
 
     ``data``: a digest of the data that the program passes.
     """
@@ -250,7 +251,7 @@ def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
     found = [
         layer
         for layer in model._flatten_layers()
-        # Farandole's layer has one
+        # Farandole's own layer synchronizes, and has a process set
         if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")
     ]
     if found and process_set.rank() == 0:
@@ -263,7 +264,7 @@ def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
 def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop(
         "experimental_run_tf_function", None
-    )  # it made Keras call optimizers in the way Horovod needs; Keras now always does
+    )  # it made Keras call optimizers as Horovod needs; Keras now always does so
     return original(self, *args, **kwargs)
 
 

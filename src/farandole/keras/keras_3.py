@@ -1,4 +1,4 @@
-"""The names of ``farandole.keras`` that load Keras 3, and the wrapping of ``fit``."""
+"""The names of ``farandole.keras`` that need Keras 3. Importing this module wraps ``fit``."""
 
 from __future__ import annotations
 

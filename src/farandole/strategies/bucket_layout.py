@@ -122,9 +122,9 @@ class BucketLayout:
     ) -> bool:
         """Lay out the buckets. Collective.
 
-        Rank 0's ``order`` decides; a gradient that is trained on any rank gets a slot. Return
-        whether the layout is final, which it is as soon as one rank has recorded an order and
-        passes ``final``, even if other ranks had no data yet.
+        The order is rank 0's ``order``. A gradient that is trained on any rank gets a slot. Return
+        whether the layout is final: it is as soon as one rank has recorded an order and passes
+        ``final``, even if other ranks have had no data yet.
         """
         count = len(gradients)
         places = np.full(count, NO_WORD)
@@ -172,8 +172,8 @@ class BucketLayout:
     def _made(
         self, engine: Engine, name: str, gradients: Sequence[Gradient], *, flat: bool
     ) -> list[Bucket]:
-        """Return the buckets; if ``flat``, those in host memory share one block of the transport's
-        memory.
+        """Return the buckets. With ``flat``, buckets in host memory share one block of the
+        transport's memory.
         """
         groups = [[gradients[index] for index in indexes] for indexes in self.members]
         sizes = [
@@ -183,7 +183,7 @@ class BucketLayout:
         most = sum(
             size + ALIGNMENT * len(group) for group, size in zip(groups, sizes, strict=True) if size
         )
-        # enough for every way to cut the buckets
+        # enough for any division into buckets
         memory = self._room(engine, name, gradients, most) if most else None
         buckets: list[Bucket] = []
         begin = 0
@@ -199,7 +199,7 @@ class BucketLayout:
         return buckets
 
     def _room(self, engine: Engine, name: str, gradients: Sequence[Gradient], nbytes: int) -> Any:
-        """Return at least ``nbytes`` of the transport's memory, and reuse it for later layouts."""
+        """Return at least ``nbytes`` of the transport's memory, and keep it for later layouts."""
         if self._shared < nbytes:  # on some rank
             try:
                 self._memory = engine.allocate(nbytes, name)

@@ -1,9 +1,9 @@
 """Reduction of all gradients of a step at once, for frameworks that pass them as a list.
 
 All arrays of one dtype travel as one flat buffer, in memory that the transport reduces in place.
-The results are views of that memory, and other memory is used while a reference to one of them
-exists. Large arrays that may be written to are not copied. A digest of the list travels along, so
-that ranks with different models get an error instead of sums of unrelated arrays.
+The results are views of that memory, which is not reused while a reference to one of them exists.
+Large arrays are not copied if results may be written to them. A digest of the list travels with the
+arrays, so that ranks with different models get an error instead of sums of unrelated arrays.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from farandole.strategies.options import AVERAGE, GradientOptions
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_ANY, _NONE = -1, 0  # a word whose minimum is -1 if it is -1 on any rank
+_ANY, _NONE = -1, 0  # a flag whose minimum is -1 if any rank sets it
 
 
 class ListDigest(NamedTuple):
     """Facts about a list that travel with it, reduced to their minimum.
 
-    ``digest``: a hash of the shapes and dtypes; ``same``: it is equal on all ranks.
-    ``lacks_memory``: some rank has no memory of the transport. ``turn``: the number of the use of
-    the shared memory. ``compare``: some rank wants the replicas compared.
+    ``digest``: a hash of the shapes and dtypes. ``same``: the digest is equal on all ranks.
+    ``lacks_memory``: some rank has no memory of the transport. ``turn``: counts the uses of the
+    shared memory. ``compare``: some rank wants the replicas compared.
     """
 
     digest: int
@@ -82,7 +82,7 @@ class GradientListReducer:
         replica: Replica | None = None,
         scope: str = "",
     ) -> None:
-        """``name``: equal on all ranks and unique, as the ranks agree by it. ``options``: floats
+        """``name``: unique, and equal on all ranks, which negotiate by it. ``options``: floats
         wider than ``options.wire`` are cast to it; the caller applies ``options.compressor``.
         ``replica``: the model of the gradients, to compare between ranks. ``scope``: a prefix of
         names in a codec's state.
@@ -113,7 +113,8 @@ class GradientListReducer:
     ) -> list[Array]:
         """Reduce ``arrays`` and return new arrays of the same shapes and dtypes.
 
-        They begin at multiples of ``ALIGNMENT`` bytes; a reference to one keeps the memory of all.
+        Results begin at multiples of ``ALIGNMENT`` bytes. A reference to one of them keeps the
+        memory of all.
         See ``start`` for the arguments and exceptions.
         """
         return self.start(arrays, names, in_place=in_place, replica=replica)()
@@ -130,9 +131,9 @@ class GradientListReducer:
         """Copy ``arrays`` and send them; return a function that waits and returns the results.
 
         ``arrays``: equal in number, order, shapes and dtypes on all ranks, with any memory layout.
-        A bfloat16 array is one whose dtype has that name. ``names``: for messages. ``in_place``,
-        equal on all ranks: results are written to ``arrays``, which are returned; other code may
-        not read them meanwhile. Large arrays are then not copied, if they are contiguous and occur
+        An array is bfloat16 if its dtype has that name. ``names``: for messages. ``in_place``,
+        equal on all ranks: results are written to ``arrays``, which are returned; other code must
+        not read them meanwhile. Large arrays are then not copied if they are contiguous and occur
         once. ``replica``: the model of these gradients, if it varies; the ranks' replicas are
         compared now and then (see ``agreement``). ``lacking``: indexes of arrays that this rank has
         not computed and whose zeros count; see ``retract``.
@@ -186,8 +187,8 @@ class GradientListReducer:
             raise
 
     def retract(self, names: Sequence[str]) -> None:
-        """Count the arrays of ``names``, which were ``lacking`` on all ranks, as not sent, because
-        their results are not used. ``names``: as in the call, each unique there.
+        """Treat arrays that were ``lacking`` on all ranks as not sent, because their results are
+        not used. ``names``: the names of these arrays in the call, where each must be unique.
         """
         if isinstance(self.codec, Retractable) and names:
             self.codec.retract([self._scope + name for name in names])
@@ -270,8 +271,8 @@ class GradientListReducer:
         arrays: Sequence[Array],
         lacking: Collection[int],
     ) -> list[Entry]:
-        """Return the digest and each array by itself: a codec's state belongs to one array, whose
-        shape the codec may use.
+        """Return an entry for the digest and one for each array: a codec's state belongs to one
+        array, whose shape the codec may use.
         """
         keys = [self._scope + key for key in layout.keys]
         self.codec_context.update(keys, lambda: keys)
@@ -285,7 +286,7 @@ class GradientListReducer:
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
             name = f"{self.name}.{number}"
-            # not the name: a resumed run may number its optimizers differently
+            # a key without the reducer's name: a resumed run may number its optimizers differently
             key = keys[number]
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             of_codec = codec if spec else None
@@ -295,7 +296,7 @@ class GradientListReducer:
         return entries
 
     def _open(self) -> Engine:
-        """Return the present engine. Memory that an earlier one allocated is gone."""
+        """Return the current engine, and drop the memory of an earlier one."""
         engine = context.engine(self.options.process_set)
         if engine is not self._engine:
             self._engine = engine
@@ -305,8 +306,8 @@ class GradientListReducer:
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
-        """Allocate memory of the transport for the next calls, on all ranks, because one of them
-        lacks some.
+        """Allocate memory of the transport on all ranks for the next calls, because some rank lacks
+        memory.
         """
         with suppress(JoinedError):
             self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))

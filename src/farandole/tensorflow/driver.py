@@ -1,6 +1,6 @@
 """A thread that waits for the collectives that graphs start.
 
-The engine runs a collective at once if a thread waits for it, and only after a while otherwise.
+The engine runs a collective immediately if a thread waits for it, otherwise after a delay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _thread: threading.Thread | None = None
 
 
 def drive(wait: Callable[[], None]) -> None:
-    """Queue ``wait()``, which must not raise, to be called after the earlier ones."""
+    """Queue ``wait``, which must not raise, to be called after the functions queued before it."""
     global _thread
     if _thread is None or not _thread.is_alive():
         with _lock:

@@ -1,4 +1,4 @@
-"""Allreduce with its gradients."""
+"""Differentiable allreduce."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reduced(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Return a differentiable reduction of one tensor, or with ``grouped`` of several as a unit."""
+    """Return differentiable reductions of ``tensors``, with ``grouped`` as a unit."""
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         floats = [tensor.dtype.is_floating for tensor in tensors]
         # integers have no gradients, and cannot hold the factor
@@ -47,7 +47,7 @@ def reduced(
 
 
 def dense(gradients: Sequence[Any]) -> list[Any]:
-    """Return dense gradients: they arrive as tf.IndexedSlices if rows of a result were gathered."""
+    """Return dense gradients. A program that gathers rows of a result makes tf.IndexedSlices."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -60,8 +60,8 @@ def _linear(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Return sums and averages, whose gradients are reduced in the same way. So are Adasum's, as in
-    Horovod.
+    """Return sums, averages or Adasum's results. Their gradients are reduced in the same way, for
+    Adasum as in Horovod.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -79,8 +79,8 @@ def _linear(
 def _extremum(
     tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: ProcessSet, grouped: bool
 ) -> list[Any]:
-    """Return the extremum; its gradient goes to the rank that had it, in equal parts if several
-    had.
+    """Return the minimum or maximum. Its gradient goes to the rank with that value, or in equal
+    parts to several.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -88,7 +88,7 @@ def _extremum(
         found = functions.reduce(tensors, op, 1.0, 1.0, names, process_set, grouped)
 
         def gradient(*upstream: Any) -> Any:
-            # a NaN on any rank is the extremum, and equals nothing
+            # a NaN on any rank is the result, and does not equal itself
             from_here = [
                 tf.logical_or(tf.equal(mine, best), tf.not_equal(mine, mine))
                 for mine, best in zip(tensors, found, strict=True)
@@ -125,7 +125,7 @@ def _product(
     process_set: ProcessSet,
     grouped: bool,
 ) -> list[Any]:
-    """Return the product; the gradient of a factor is the product of the others."""
+    """Return the product. The derivative by a factor is the product of the others."""
 
     def sums(values: Sequence[Any], suffix: str) -> list[Any]:
         return _linear(values, ReduceOp.SUM, 1.0, 1.0, names.and_(suffix), process_set, grouped)
@@ -142,7 +142,7 @@ def _product(
             )
             totals = sums(dense(upstream), "_gradient")
             others = [
-                # no other rank has a zero
+                # not zero only if no other rank has a zero
                 tf.where(tf.equal(count, zero), product / factor, tf.zeros_like(product))
                 for count, zero, product, factor in zip(
                     counts, zeros, products, factors, strict=True

@@ -97,7 +97,7 @@ class TorchReplica:
 
 
 def _number(value: Any) -> str:
-    """Return a number, or several, as text; empty for anything else."""
+    """Return a number or a sequence of numbers as text; an empty string for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, (bool, int, float)):
@@ -109,8 +109,8 @@ def _number(value: Any) -> str:
 
 
 def digest(gradient: Any) -> int:
-    """Return a digest of a dense gradient; 0 if it carries no information about data: all zeros,
-    not finite, or sparse.
+    """Return a digest of a gradient; 0 for a gradient that does not identify the data: sparse, all
+    zeros, or not finite.
     """
     if gradient.layout is not torch.strided:
         return 0
@@ -122,7 +122,7 @@ def digest(gradient: Any) -> int:
 
 
 def digests(tensors: Sequence[Any]) -> list[int]:
-    """Return a digest per tensor, 0 for None. Tensors on a device are copied in one piece."""
+    """Return a digest per tensor, 0 for None. Tensors on a device are copied in one transfer."""
     there = [tensor for tensor in tensors if tensor is not None]
     if not there:
         return [0] * len(tensors)
@@ -138,7 +138,7 @@ def digests(tensors: Sequence[Any]) -> list[int]:
 
 
 def _elements(tensor: Any) -> Any:
-    """Return sampled elements in memory order (layouts are equal on all ranks)."""
+    """Return a sample of the elements in memory order, which is equal on all ranks."""
     tensor = tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
     return flat[:: stride(len(flat))].resolve_conj().resolve_neg().contiguous()
@@ -177,8 +177,8 @@ class OptimizerChecks:
                 report(context.engine(self._set), [found])
 
     def _count_trainable(self) -> int:
-        """Return the number of parameters that may get a gradient; 0 once one has. Called before a
-        step, which may drop gradients, and after it, because a closure may compute them.
+        """Return the number of trainable parameters; 0 once any of them has had a gradient. Called
+        before a step, which may drop gradients, and after it, because a closure may compute them.
         """
         if not self._no_gradients.active:
             return 0
@@ -198,8 +198,8 @@ class OptimizerChecks:
 
 
 class OwnSteps:
-    """Watches a distributed optimizer that exchanges only in ``step()``: is it called, or do other
-    optimizers step with its parameters? ``exchange``: the name of the exchange.
+    """Detects other optimizers that step with the parameters of a distributed optimizer, which
+    exchanges only in its own ``step()``. ``exchange``: the name of the exchange.
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, exchange: str) -> None:
@@ -238,16 +238,16 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-_EARLY = 2  # more than a program takes to try a step
+_EARLY = 2  # steps; a program that only tries out a step takes fewer
 _AGAIN = 5  # steps until rank 0 looks again for the digests of other ranks
-_WATCHED = 32  # optimizers; some programs create short-lived ones
+_WATCHED = 32  # optimizers at most; some programs create many short-lived ones
 
 distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
 
 
 class UnwrappedWatch:
-    """Watches the steps of an optimizer: the first of a job, or one next to distributed optimizers.
-    A step costs a comparison and an addition.
+    """Watches the steps of the first optimizer in a job, or of an optimizer next to distributed
+    ones. Each step costs one comparison and one addition.
     """
 
     def __init__(self, engine: Engine, number: int) -> None:
@@ -275,7 +275,7 @@ class UnwrappedWatch:
         elif self._count == STEPS - 1:
             _record_reduced()
         if self._count == self._next:
-            # other ranks may be later
+            # other ranks may reach this step later
             self._next += max(_AGAIN, self._next - STEPS)
             self._look(optimizer)
 
@@ -354,8 +354,8 @@ class UnwrappedWatch:
             report(context.engine(), [finding])
 
     def at_exit(self) -> None:
-        """Compare once more if training ended before rank 0's turn: other ranks may have reached
-        the step since.
+        """Compare once more if training ended before rank 0 had the digests of all ranks: other
+        ranks may have reached the step since.
         """
         engine = self._engine()
         self._digest = self._digest or (0 if len(distributed) else self._early)
@@ -372,9 +372,9 @@ class UnwrappedWatch:
                 logger.warning(error)
 
 
-# Gradients that a program passes to ``allreduce``, whose result is a new tensor, and then steps
-# with unchanged. Only the gradients' values after a step show this, so collectives are recorded
-# during the one step before a watch compares.
+# A program may pass gradients to ``allreduce``, which returns a new tensor, and then step with the
+# unchanged gradients. Only the gradients' values after a step show this, so collectives are
+# recorded during the one step before a watch compares.
 
 _reduced: dict[int, int] = {}  # address -> digest of a tensor that was reduced into another one
 
@@ -390,8 +390,8 @@ def _on_reduced_copy(tensor: Any) -> None:
 
 
 def _count_discarded(parameters: Sequence[Any]) -> int:
-    """Return the number of parameters whose gradient was reduced and is unchanged. Ends the
-    recording.
+    """End the recording. Return the number of parameters whose gradients were reduced but have not
+    changed.
     """
     _collectives.on_reduced_copy = None
     gradients = (

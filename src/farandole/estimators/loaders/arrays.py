@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Return whether rows of ``shape`` may be reshaped to ``target``.
 
-    They must have equally many numbers, and not the same axes in another order (channels first and
-    channels last), because a reshape would mix them up.
+    Both must have the same number of elements. Shapes with the same axes in another order (channels
+    first and channels last) do not fit, because a reshape would mix up the elements.
     """
     own, other = ([length for length in axes if length != 1] for axes in (shape, target))
     return math.prod(own) == math.prod(other) and (own == other or sorted(own) != sorted(other))
@@ -43,7 +43,7 @@ def whole_numbers(array: Array, dtype: str) -> Array:
         converted = array.astype(dtype, copy=False)
     if converted is array or np.can_cast(array.dtype, dtype):
         return converted
-    # -1 as uint32 converts back to -1
+    # compare signs, too: -1 as uint32 converts back to -1
     wrong = (converted.astype(array.dtype) != array) | ((converted < 0) != (array < 0))
     if wrong.any():
         raise DataError(

@@ -1,4 +1,4 @@
-"""A Keras model (Keras 3 on any backend, or tf_keras) as a file, and as a function of arrays."""
+"""Keras models (Keras 3 on any backend, or tf_keras) as bytes, and as functions of arrays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
         with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(self.content)
-            # Keras would replace the caller's scope
+            # add the caller's scope, which Keras would replace
             custom = {**self.objects(), **scoped_objects(keras)}
             return keras.models.load_model(
                 path, custom_objects=custom, compile=False, safe_mode=False
@@ -66,8 +66,9 @@ class Packed(NamedTuple):
 
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
-    """Pack a model, without its optimizer, loss and metrics, and the custom objects it needs: the
-    program's own, ``custom``, and the objects of the caller's ``custom_object_scope``.
+    """Pack a model without its optimizer, loss and metrics, but with the custom objects that it
+    needs: the program's own classes and functions, ``custom``, and the objects of the caller's
+    ``custom_object_scope``.
 
     Raises SettingsError for a model that cannot be saved.
     """
@@ -88,8 +89,8 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
 
 
 def backend_of(model: Any) -> str:
-    """Return the backend of a Keras 3 model, or "tf_keras". Raises SettingsError for anything but a
-    Keras model.
+    """Return the backend of a Keras 3 model, or "tf_keras". Raises SettingsError if ``model``
+    is not a Keras model.
     """
     kinds = type(model).__mro__
     if any(kind.__module__.startswith("tf_keras.") and kind.__name__ == "Model" for kind in kinds):
@@ -102,7 +103,7 @@ def backend_of(model: Any) -> str:
 
 
 class Loader(NamedTuple):
-    """A loader that a worker calls once."""
+    """Opens a model and returns its prediction function. A worker calls it once."""
 
     packed: Packed
     names: Sequence[str]
@@ -115,7 +116,7 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             inputs = inputs_of(model, self.names, arrays, self.categories)
             outputs = output_list(model.predict_on_batch(inputs), self.labels)
-            # in the type of the columns
+            # the type of prediction columns
             return tuple(np.asarray(each).astype(np.float64) for each in outputs)
 
         return predict
@@ -124,10 +125,10 @@ class Loader(NamedTuple):
 def inputs_of(
     model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]
 ) -> Any:
-    """Return arrays in the model's form.
+    """Convert arrays to the inputs that the model expects.
 
-    They are floats, except for categories and inputs declared as integers, and have the model's
-    declared shape. They are passed by name if the inputs have the columns' names.
+    Inputs are floats, except for categories and inputs declared as integers, and have the model's
+    declared shapes. They are passed by name if the model's inputs have the names of the columns.
     """
     inputs = list(getattr(model, "inputs", None) or [])
     by_key = keys_of(model)
@@ -142,7 +143,7 @@ def inputs_of(
         else _input(array, each, name in categories)
         for array, each, name in zip(arrays, declared, names, strict=True)
     ]
-    # only TensorFlow has tensors of texts, and Keras 3 refuses them together with arrays
+    # only TensorFlow has string tensors, and Keras 3 rejects a mix of them and arrays
     if any(array.dtype == object for array in converted) and backend_of(model) in _WITH_TEXTS:
         converted = [sys.modules["tensorflow"].constant(each) for each in converted]
     if len(converted) == 1 and (inputs or not by_key):
@@ -169,8 +170,8 @@ def inputs_of(
 
 
 def text_features(model: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the features that a model takes as texts: its inputs declared as strings, or,
-    without declared inputs, any of them if it has a layer that looks up texts.
+    """Return the features that a model takes as texts: its inputs declared as strings. Without
+    declared inputs, these are all features if the model has a layer that looks up texts.
     """
     inputs = list(getattr(model, "inputs", None) or [])
     if not inputs:
@@ -224,8 +225,8 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
 
 
 def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """Return a model's outputs as a list. Outputs in a dict, whose order depends on the backend,
-    are returned in the order of the labels whose names they have.
+    """Return a model's outputs as a list. Outputs in a dict are put in the order of the labels if
+    they have the labels' names, because the order of a dict depends on the backend.
     """
     if isinstance(outputs, Mapping):
         named = len(outputs) > 1 and set(outputs) == set(labels)

@@ -60,10 +60,10 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Give every rank ``root_rank``'s weights and optimizer state: before the first step, if the
-    model is built by then, and after it.
+    """Broadcast ``root_rank``'s weights and optimizer state before the first step, if the model is
+    built by then, and after the first step.
 
-    So one rank alone may load a checkpoint. If several ranks share a folder of
+    A checkpoint therefore needs to be loaded on one rank only. If several ranks share a folder of
     ``BackupAndRestore``, the first of them writes it, and all begin at ``root_rank``'s epoch.
     """
 
@@ -108,8 +108,8 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         return [exchange for exchange in found if exchange is not None]
 
     def _make_slots(self) -> None:
-        """Make slots on all ranks: a rank that loaded the model has them already, and the others
-        would make theirs only in the first step.
+        """Create the optimizer's slots on all ranks. A rank that loaded the model already has them;
+        the others would create theirs only in the first step.
         """
         if readable():
             with self.model.distribute_strategy.scope():
@@ -133,7 +133,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         metrics = [
             each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)
         ]
-        # these count this rank's samples
+        # metrics count this rank's samples
         counted = [variable for metric in metrics for variable in metric.variables]
         kept = {variable.ref() for variable in [*local, *slots, *counted]}
         variables = [*variables_of(self.model), *itertools.chain(*states)]

@@ -15,11 +15,11 @@ from farandole.errors import DataError, SettingsError
 class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
     """This rank's batches as tensors.
 
-    ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
+    ``set_epoch``, ``state_dict`` and ``load_state_dict`` call the reader's methods.
 
-    Use it in a DataLoader with ``batch_size=None`` and ``num_workers=0``: the reader has its own
-    threads. DataLoader workers would copy it, so that its epoch and position would not advance
-    here.
+    In a DataLoader, set ``batch_size=None`` and ``num_workers=0``: the reader has its own threads.
+    DataLoader workers would copy the reader, and its epoch and position would not advance in this
+    process.
     """
 
     def __init__(self, reader: Reader) -> None:

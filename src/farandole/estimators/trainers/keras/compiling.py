@@ -1,6 +1,4 @@
-"""The optimizer, losses and metrics with which a model is compiled on a rank, one for each
-label.
-"""
+"""The arguments of ``compile`` on a rank: the optimizer, and losses and metrics for each label."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from farandole.estimators.spec import OutputKind, Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of ``compile``: the model's compiled ones, replaced by the estimator's."""
+    """Return arguments of ``compile``: the estimator's, and the model's own for any not given."""
     options = open_arguments(keras, payload["compiled"])
     heads = payload.get("heads") or ()
     for name, value in open_arguments(keras, payload["options"]).items():
-        # one for each label
+        # a list with an item for each label
         if heads and isinstance(value, list | tuple) and len(value) == len(heads):
             value = dict(zip(heads, value, strict=True))
         options[name] = value
@@ -27,11 +25,11 @@ def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of outputs that come as a dict, in the order of the labels; empty for other
+    """Return the names of outputs in a dict, in the order of the labels; an empty tuple for other
     outputs.
 
-    Raises DataError if they are not the labels' names: frameworks sort the keys of a dict, so their
-    order carries no information.
+    Raises DataError if the names are not the labels': frameworks sort the keys of a dict, so the
+    order of the outputs carries no information.
     """
     if not isinstance(outputs, Mapping) or len(outputs) == 1:
         return ()
@@ -44,7 +42,7 @@ def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-_ENTROPIES = {  # functions and classes of Keras, without underscores: whether of two classes
+_ENTROPIES = {  # Keras's losses, in lower case without underscores: whether binary
     "sparsecategoricalcrossentropy": False,
     "categoricalcrossentropy": False,
     "categoricalfocalcrossentropy": False,
@@ -55,8 +53,8 @@ _ENTROPIES = {  # functions and classes of Keras, without underscores: whether o
 
 
 def output_kind(loss: Any) -> OutputKind | None:
-    """Return what one of Keras's losses takes from a classifier; None for other losses, and for
-    losses of several outputs.
+    """Return the kind of output that a Keras loss expects from a classifier; None for other losses,
+    and for losses of several outputs.
     """
     while isinstance(loss, list | tuple | dict) and len(loss) == 1:
         loss = next(iter(loss.values() if isinstance(loss, dict) else loss))
@@ -73,11 +71,11 @@ def output_kind(loss: Any) -> OutputKind | None:
 
 
 def losses_of(losses_given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
-    """Return the loss of each label, in Keras's pairing with the outputs. Raises ValueError for a
+    """Return the loss of each label, paired with the outputs as in Keras. Raises ValueError for a
     loss of an unknown output.
     """
     heads, count = spec.payload["heads"], len(spec.columns.labels)
-    # from compile(), which sorts them
+    # a list passed to compile(), which sorts the outputs by name
     if heads and isinstance(losses_given, list | tuple) and len(losses_given) == count:
         losses_given = dict(zip(sorted(heads), losses_given, strict=True))
     if isinstance(losses_given, Mapping):
