@@ -3,20 +3,20 @@
 A run's folder is complete in itself: it can be copied, archived and opened elsewhere.
 
 ```
-spec.json            what was submitted (RunSpec); never changed
-submitted.json       number in the order of submissions, time, user, host, versions, git
+spec.json            the submitted specification (RunSpec); never changed
+submitted.json       the submission: number in order, time, user, host, versions, git
 snapshot/            the source
 function.pkl         the pickled call, for a function instead of a command
 git.diff             uncommitted changes of the source
 environment.lock     the exact packages of the environment
-claim-<n>.json       identity of the process that runs attempt n; created once
+claim-<n>.json       identity of the process that runs attempt n; never changed
 heartbeat            touched by the runner at intervals while the run is active
 events.jsonl         journal: states, attempts, hosts, findings
 end.json             final state, cause, exit code; never changed
 user_logs/           std_log_process_<rank>.txt: the output of each rank
 logs/                output of the preparation and of the driver
-outputs/             files that the program leaves
-metrics/             rank-<n>.jsonl: journals of each rank's metrics
+outputs/             output files of the program
+metrics/             rank-<n>.jsonl: the journal of each rank's metrics
 work/node-<n>/       working directories of the nodes, while the run is active
 requests/            a file per request to the run: cancel
 ```
@@ -45,7 +45,7 @@ CANCEL = "cancel"
 
 
 class RunFolder:
-    """The folder of one run. Methods read and write files; nothing is kept in memory."""
+    """The folder of one run. Methods read and write its files and keep nothing in memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,14 +59,14 @@ class RunFolder:
         return os.path.join(self.path, *names)
 
     def folder(self, *names: str) -> str:
-        """Return the path of a folder in this folder, which is created for this user alone."""
+        """Return the path of a folder in this folder; create it readable by this user alone."""
         return make_private(self.file(*names))
 
     def exists(self) -> bool:
         return os.path.isfile(self.file("spec.json"))
 
     def log_of(self, rank: int) -> str:
-        """Return the path of a rank's output."""
+        """Return the path of a rank's log."""
         return self.file("user_logs", f"std_log_process_{rank}.txt")
 
     def metrics_of(self, rank: int) -> str:
@@ -102,7 +102,7 @@ class RunFolder:
         return list(records(self.file("events.jsonl")))
 
     def state(self) -> RunState:
-        """Return the present state, from the end if there is one, else from the events."""
+        """Return the current state: the final state if the run has ended, else from the events."""
         end = self.end()
         if end is not None:
             return RunState(end["state"])
@@ -113,7 +113,7 @@ class RunFolder:
         return found
 
     def change(self, after: RunState, **values: Any) -> None:
-        """Record a change of state that is not final; the same state again changes nothing.
+        """Change to a state that is not final; has no effect if the run is in it already.
 
         Raises RunError for a transition that the state machine does not have.
         """
@@ -123,13 +123,13 @@ class RunFolder:
             self.record("state", state=after.value, **values)
 
     def end(self) -> dict[str, Any] | None:
-        """Return the run's end (``state``, ``time``, ``cause``, ``exit_code``); None before."""
+        """Return the run's end (``state``, ``time``, ``cause``, ``exit_code``), or None."""
         return read_json(self.file("end.json"))
 
     def finish(self, state: RunState, cause: str = "", exit_code: int | None = None) -> bool:
         """Record the end of the run and return True; return False if it has ended already.
 
-        Whichever process records an end first wins.
+        If several processes record an end, the first one counts.
         """
         before = self.state()
         if before.final:
@@ -149,7 +149,7 @@ class RunFolder:
     # --- requests
 
     def request(self, name: str, **values: Any) -> None:
-        """Leave a request, such as ``CANCEL``, for the process that runs this run."""
+        """Record a request, such as ``CANCEL``, to the process that executes this run."""
         self.folder("requests")
         write_once(self.file("requests", name), {"time": time.time(), **values})
 
@@ -186,15 +186,15 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step: readers see the old or the new content, never a part."""
+    """Replace a JSON file atomically: readers see either the old or the new content."""
     temporary = _written_aside(path, data)
     os.replace(temporary, path)
 
 
 def write_once(path: str, data: Mapping[str, Any]) -> bool:
-    """Create a JSON file in one step and return True; return False if it exists already.
+    """Create a JSON file atomically and return True; return False if it exists already.
 
-    Of several processes that try, exactly one succeeds, also on a network file system.
+    If several processes try, exactly one succeeds, even on a network file system.
     """
     temporary = _written_aside(path, data)
     try:

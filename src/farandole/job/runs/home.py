@@ -1,8 +1,8 @@
-"""The home of all runs: their place, names and numbers.
+"""The home of all runs: their folders, names and numbers.
 
-``$FARANDOLE_HOME`` (default ``~/.local/share/farandole``) has the folders
-``runs/<experiment>/<run id>``, ``targets``, ``environments`` and ``inputs``. Files that must lie on
-a local file system and can be made again, such as the index, are elsewhere.
+``$FARANDOLE_HOME`` (default ``~/.local/share/farandole``) contains the folders
+``runs/<experiment>/<run id>``, ``targets``, ``environments`` and ``inputs``. Files that need a
+local file system and can be rebuilt, such as the index, are elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RunsHome:
     """The folders of one user's runs."""
 
     def __init__(self, path: str | None = None) -> None:
-        """``path`` defaults to the environment's; nothing is created yet."""
+        """``path``: by default ``$FARANDOLE_HOME``. Creates nothing yet."""
         chosen = path or os.environ.get(HOME_VARIABLE) or _default()
         self.path = os.path.abspath(os.path.expanduser(chosen))
 
@@ -34,8 +34,8 @@ class RunsHome:
         return os.path.join(self.path, "runs")
 
     def folder(self, name: str) -> str:
-        """Return the path of ``targets``, ``environments``, ``inputs`` or another folder, which is
-        created for this user alone.
+        """Return the path of ``targets``, ``environments``, ``inputs`` or another folder; create it
+        readable by this user alone.
         """
         return make_private(os.path.join(self.path, name))
 
@@ -43,21 +43,21 @@ class RunsHome:
         return _listed(self.runs)
 
     def all_runs(self) -> Iterator[RunFolder]:
-        """Yield the folders of all runs, in no useful order."""
+        """Yield the folders of all runs, in arbitrary order."""
         for experiment in self.experiments():
             for run_id in _listed(os.path.join(self.runs, experiment)):
                 yield RunFolder(os.path.join(self.runs, experiment, run_id))
 
     def folders(self) -> Iterator[tuple[str, set[str]]]:
-        """Yield for each experiment the path of its folder and the ids of its runs."""
+        """Yield the path of each experiment's folder with the ids of its runs."""
         for experiment in self.experiments():
             parent = os.path.join(self.runs, experiment)
             yield parent, set(_listed(parent))
 
     def find(self, run_id: str) -> RunFolder | None:
-        """Return the folder of the run called ``run_id``; None if there is none.
+        """Return the folder of the run ``run_id``; None if there is none.
 
-        A path of a folder that holds a run, wherever it lies, is accepted too.
+        ``run_id`` may also be the path of a run's folder anywhere.
         """
         if os.sep in run_id:
             folder = RunFolder(os.path.abspath(run_id))
@@ -84,7 +84,7 @@ class RunsHome:
         return f"{experiment}_{int(time.time())}_{secrets.token_hex(4)}"
 
     def next_number(self) -> int:
-        """Return the next number in the order of submissions, which no clock can disturb."""
+        """Return the next number in the order of submissions, which depends on no clock."""
         path = os.path.join(self.folder("."), "sequence")
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -96,7 +96,7 @@ class RunsHome:
 
 
 def check_experiment(name: str) -> str:
-    """Return ``name`` if it can name an experiment. Raises SettingsError otherwise."""
+    """Return ``name``. Raises SettingsError if it cannot name an experiment."""
     if not re.fullmatch(EXPERIMENT, name):
         raise SettingsError(
             f"the experiment's name {name!r} must have 1 to 100 letters, digits, '_', '-' or '.',"

@@ -1,4 +1,4 @@
-"""Identities of processes that hold beyond the reuse of process ids."""
+"""Identities of processes that stay unique when the system reuses process ids."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from farandole.base.host import boot_id, content
 
 
 class ProcessIdentity(NamedTuple):
-    """A process of one host since one boot.
+    """The identity of a process on one host since its last boot.
 
     - ``started``: The start time in clock ticks after boot, from ``/proc/<pid>/stat``.
-    - ``boot``: The id of the running kernel.
+    - ``boot``: The id of the host's boot.
     """
 
     host: str
@@ -23,7 +23,7 @@ class ProcessIdentity(NamedTuple):
 
     @staticmethod
     def of(pid: int | None = None) -> ProcessIdentity:
-        """Return the identity of process ``pid`` of this host; without ``pid``, of this process.
+        """Return the identity of process ``pid`` on this host, by default of this process.
 
         Raises ProcessLookupError if there is no such process.
         """
@@ -48,7 +48,7 @@ class ProcessIdentity(NamedTuple):
     def alive(self) -> bool:
         """Return whether the process still runs on this host.
 
-        A zombie has ended. A process of another host or of an earlier boot is not alive here.
+        A zombie counts as ended. So does a process of another host or of an earlier boot.
         """
         return self.here and _start_time(self.pid) == self.started
 

@@ -1,9 +1,9 @@
 """Append-only files of records, each with a checksum.
 
-A record is one line: the CRC-32 of the text as eight hexadecimal digits, a space, and the text,
-which is JSON. One process appends to a journal; any number of processes may read it meanwhile. A
-reader stops before an incomplete line at the end and skips damaged lines, so a process that is
-killed while it writes loses at most the record that it was writing.
+A record is one line: the CRC-32 of its JSON text as eight hexadecimal digits, a space, and the
+text. One process appends to a journal while any number of processes read it. A reader skips damaged
+lines and stops before an incomplete last line, so a process killed while it writes loses at most
+one record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=st
 
 
 def encode(record: Any) -> bytes:
-    """Return the line of a record, which must be JSON data; other objects are stored as text."""
+    """Return the line of a record: JSON data, in which other objects become text."""
     text = _encode(record).encode("utf-8", "backslashreplace")
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
@@ -38,8 +38,8 @@ def decode(line: bytes) -> Any:
 class JournalWriter:
     """Appends records to a journal.
 
-    Each record is one ``write`` without buffer and without ``fsync``: it survives the end of the
-    process by any signal, and costs a few microseconds. Threads may share a writer.
+    Each record is one unbuffered ``write`` without ``fsync``, which takes a few microseconds. The
+    record survives any signal that kills the process. Threads may share a writer.
     """
 
     def __init__(self, path: str) -> None:
@@ -50,7 +50,7 @@ class JournalWriter:
         self._end_torn_line()
 
     def _end_torn_line(self) -> None:
-        """End an incomplete line, so that the next record is readable."""
+        """Terminate an incomplete line, so that the next record is readable."""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
@@ -62,7 +62,7 @@ class JournalWriter:
         if self._torn:
             self._end_torn_line()
         written = os.write(self._descriptor, line)
-        if written < len(line):  # a full disk, or a limit on the size of files
+        if written < len(line):  # a full disk, or a limit on file sizes
             self._torn = True
             os.write(self._descriptor, line[written:])
             self._torn = False
@@ -92,7 +92,7 @@ class JournalPart(NamedTuple):
 
 
 def read(path: str, offset: int = 0, limit: int = 1 << 26) -> JournalPart:
-    """Return the complete records of a journal after ``offset``, from at most ``limit`` bytes.
+    """Return the complete records in at most ``limit`` bytes of a journal from ``offset`` on.
 
     A missing file has no records.
     """
@@ -107,7 +107,7 @@ def read(path: str, offset: int = 0, limit: int = 1 << 26) -> JournalPart:
     end = data.rfind(b"\n") + 1
     lines = [line for line in data[:end].split(b"\n") if line]
     texts = [line[_PREFIX:] for line in lines if _is_intact(line)]
-    try:  # one call for all of them takes a third of the time
+    try:  # one call for all records takes a third of the time
         found: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
     except ValueError:  # text with a checksum, but not JSON
         found = [record for text in texts for record in _parsed(text)]

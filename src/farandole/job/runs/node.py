@@ -1,7 +1,7 @@
-"""The entry of a rank into its node's working directory, before its program begins.
+"""The change of a rank to its node's working directory, before its program begins.
 
-Each node of a run has a working directory and a temporary folder of its own, also where several
-nodes are on one host, because programs rely on both being theirs.
+Each node of a run has its own working directory and temporary folder, even if several nodes share a
+host, because programs expect not to share these folders.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TF_WORKERS_VARIABLE = "FARANDOLE_TF_WORKERS"
 def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
     """Change to the working directory of ``rank`` and set the variables that scripts read.
 
-    They are named as Open MPI, torchrun and Azure Batch name them. A run without working
-    directories (one that was not submitted) keeps its directory.
+    The variables have the names of Open MPI, torchrun and Azure Batch. A run that was not submitted
+    has no working directories, so its ranks stay in their directory.
     """
     per_node = int(env.get(NODE_RANKS_VARIABLE, "0"))
     folder = env[RUN_VARIABLE]
@@ -40,14 +40,14 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
 
 
 def name_master(env: MutableMapping[str, str]) -> None:
-    """Set Azure Batch's names for the address of rank 0, from torchrun's."""
+    """Set Azure Batch's variables for the address of rank 0 from torchrun's variables."""
     if NODE_RANKS_VARIABLE in env:
         env["AZ_BATCH_MASTER_NODE"] = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         env["AZ_BATCHAI_MPI_MASTER_NODE"] = env["MASTER_ADDR"]
 
 
 def task_of(rank: int, workers: int) -> tuple[str, int]:
-    """Return TensorFlow's name of a rank's task: workers first, then parameter servers."""
+    """Return TensorFlow's task type and index of a rank: workers, then parameter servers."""
     return ("worker", rank) if rank < workers else ("ps", rank - workers)
 
 
@@ -63,7 +63,7 @@ def tf_config(rank: int, workers: int, addresses: Sequence[str]) -> str:
 def node_variables(
     rank: int, size: int, node: int, nodes: int, local_rank: int, local_size: int
 ) -> dict[str, str]:
-    """Return the variables of Open MPI and torchrun for a rank."""
+    """Return a rank's environment variables of Open MPI and torchrun."""
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),

@@ -1,7 +1,7 @@
-"""The specification of a run: everything that submitting it again would need.
+"""The specification of a run: everything needed to submit it again.
 
-Values are plain data, so that ``spec.json`` of a run's folder can be read by other programs and by
-later versions.
+Values are plain data, so other programs and later versions can read ``spec.json`` of a run's
+folder.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ INPUT_MODES = ("path", "mount", "download")
 class EnvironmentSpec:
     """The Python environment of a run.
 
-    - ``policy``: ``current`` runs in the submitting interpreter and reports what differs from
-      ``file``; ``build`` makes an environment from ``file``; ``strict`` refuses to run if the
-      interpreter differs.
-    - ``file``: A requirements file, ``pyproject.toml`` or conda file in the snapshot, or none.
-    - ``python``: The path of an existing interpreter, or none.
-    - ``image``: A container image, or none.
+    - ``policy``: ``current`` runs in the submitting interpreter and reports differences from
+      ``file``; ``build`` builds an environment from ``file``; ``strict`` refuses to run if the
+      interpreter differs from ``file``.
+    - ``file``: A requirements file, ``pyproject.toml`` or conda file in the snapshot; or empty.
+    - ``python``: The path of an existing interpreter; or empty.
+    - ``image``: A container image; or empty.
     - ``name``: A name for messages.
-    - ``content``: The content of ``file``, which a submission adds.
+    - ``content``: The content of ``file``, which a submission fills in.
     """
 
     policy: str = "current"
@@ -42,10 +42,10 @@ class InputSpec:
     """A named input of a run.
 
     - ``source``: A path or a URL that fsspec reads.
-    - ``mode``: ``path`` passes a local path as it is; ``mount`` and ``download`` copy the source
-      once per host into a cache (mount: read in place from the cache; download: a copy in the
-      run's working directory).
-    - ``digest``: The expected etag or size at submission, to detect a change; empty if unknown.
+    - ``mode``: ``path`` passes a local path unchanged. ``mount`` and ``download`` fetch the source
+      into a cache once per host: ranks read it there (``mount``) or get a copy in the run's working
+      directory (``download``).
+    - ``digest``: The etag or size at submission, to detect a change; empty if unknown.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Resources:
     """The resources of a run on a target.
 
     - ``nodes``, ``ranks_per_node``: Their product is the number of ranks.
-    - ``cores``, ``gpus``: Per rank.
-    - ``memory``: Bytes per rank; 0 does not limit the choice of a place.
+    - ``cores``, ``gpus``: The number per rank.
+    - ``memory``: Bytes per rank; 0 for no requirement.
     """
 
     nodes: int = 1
@@ -78,28 +78,28 @@ class Resources:
 class RunSpec:
     """A run's specification.
 
-    - ``experiment``: The name of the group of runs it belongs to.
+    - ``experiment``: The name of the group to which the run belongs.
     - ``name``: A display name; empty for none.
     - ``command``: The command of every rank, with ``{input}`` for the path of an input; empty for a
-      function, which is the file ``function.pkl`` of the folder.
-    - ``environment``: Its Python environment.
+      function, which is in the file ``function.pkl`` of the run's folder.
+    - ``environment``: The Python environment.
     - ``target``: The name of the target, such as ``local``.
     - ``resources``: Nodes, ranks, cores, memory and GPUs.
     - ``settings``: Settings of ``farandole run`` by name, such as ``{"strategy": "ps"}``.
     - ``variables``: Extra environment variables.
-    - ``secret_variables``: Names of further ones, whose values are kept outside the run's folder.
+    - ``secret_variables``: Names of variables whose values are stored outside the run's folder.
     - ``inputs``: Named inputs.
-    - ``retries``: How often a failed run may be started again.
-    - ``time_limit``: Seconds after which a running run is ended; 0 for no limit.
-    - ``grace_seconds``: Time between the request to end and the kill.
+    - ``retries``: The number of times that a failed run may start again.
+    - ``time_limit``: Seconds after which a running run is stopped; 0 for no limit.
+    - ``grace_seconds``: Seconds between the request to stop and the kill.
     - ``priority``: Runs with higher numbers start first.
     - ``after``: Ids of runs that must complete first.
     - ``tags``: Free text by name.
     - ``parent``: The id of the run that submitted this one, or empty.
     - ``parameters``: Hyperparameters by name, for comparison and sweeps.
-    - ``tf_workers``: For programs that read ``TF_CONFIG``: the number of workers, the first ranks;
-      the others are parameter servers. 0 sets no ``TF_CONFIG``.
-    - ``source``: The folder from which the snapshot was made; for information only.
+    - ``tf_workers``: For programs that read ``TF_CONFIG``: the number of workers. The first ranks
+      are workers, the others parameter servers. 0 sets no ``TF_CONFIG``.
+    - ``source``: The folder of which the snapshot was taken; for information only.
     """
 
     experiment: str
@@ -128,7 +128,7 @@ class RunSpec:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> RunSpec:
-        """Return the spec of JSON data; fields of later versions are ignored.
+        """Return the spec from JSON data, without unknown fields of later versions.
 
         Raises TypeError if a required field is missing.
         """

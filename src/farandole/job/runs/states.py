@@ -8,26 +8,26 @@ from farandole.errors import RunError
 
 
 class RunState(str, Enum):
-    """The state of a run, in the order in which an undisturbed run passes through them."""
+    """The states of a run, in the order of a run without failures."""
 
-    QUEUED = "queued"  # waits for a place, for its turn or for another run
-    PREPARING = "preparing"  # environment and inputs are made ready
-    PROVISIONING = "provisioning"  # nodes are awaited
+    QUEUED = "queued"  # waits for resources, for its turn or for another run
+    PREPARING = "preparing"  # environment and inputs are being prepared
+    PROVISIONING = "provisioning"  # waits for nodes
     STARTING = "starting"  # ranks are being started
     RUNNING = "running"
-    FINALIZING = "finalizing"  # outputs are collected
+    FINALIZING = "finalizing"  # outputs are being collected
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"
 
     @property
     def final(self) -> bool:
-        """Return whether no other state follows."""
+        """Return whether the state is final."""
         return self in FINAL
 
     @property
     def active(self) -> bool:
-        """Return whether the run has left the queue and has not ended."""
+        """Return whether the run has left the queue but not ended."""
         return self not in FINAL and self is not RunState.QUEUED
 
 
@@ -40,7 +40,7 @@ _ORDER = [
     RunState.RUNNING,
     RunState.FINALIZING,
 ]
-# A run may skip states, and returns to QUEUED for a retry. It cannot complete without having run.
+# A run may skip states, and returns to QUEUED for a retry. It cannot complete before it has run.
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     state: frozenset(
         {*_ORDER[place + 1 :], RunState.FAILED, RunState.CANCELED}

@@ -1,7 +1,7 @@
-"""The metrics of a run: each rank appends records to a journal of its own in the run's folder.
+"""The metrics of a run: each rank appends records to its own journal in the run's folder.
 
-A record is written by the calling thread, without a lock, an ``fsync`` or a database. Other
-processes read the journals and convert, mirror or show them.
+The calling thread writes the record, without a lock, an ``fsync`` or a database. Other processes
+read the journals and convert, mirror or show them.
 """
 
 from farandole.job.tracking.functions import log_artifact as log_artifact

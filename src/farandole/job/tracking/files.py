@@ -21,9 +21,9 @@ def inside(name: str) -> str:
 
 
 def add(folder: RunFolder, path: str, name: str) -> int:
-    """Copy a file, or a folder with its files, to ``outputs/<name>``; return the bytes.
+    """Copy a file, or a folder with its files, to ``outputs/<name>``; return its size in bytes.
 
-    A file that lies in the outputs already is not copied. Raises ValueError if ``path`` does not
+    A file that is already in the outputs is not copied. Raises ValueError if ``path`` does not
     exist.
     """
     outputs = os.path.realpath(folder.folder("outputs"))
@@ -36,7 +36,7 @@ def add(folder: RunFolder, path: str, name: str) -> int:
         raise ValueError(f"the artifact {path!r} does not exist (in {os.getcwd()})")
     target = os.path.join(outputs, name)
     if os.path.realpath(path) != os.path.realpath(target):
-        # imported here because most programs copy nothing
+        # imported here because most programs copy no files
         import shutil
 
         write(target, lambda temporary: shutil.copyfile(path, temporary))
@@ -44,10 +44,10 @@ def add(folder: RunFolder, path: str, name: str) -> int:
 
 
 def write(target: str, save: Save) -> None:
-    """Write a file in one step: ``save`` writes it under the name that it is called with."""
+    """Write a file atomically. ``save`` gets a temporary path and writes the file there."""
     where, name = os.path.split(target)
     make_private(where)
-    # The ending stays the last, because it tells many writers the format.
+    # The temporary name keeps the extension, from which many writers derive the format.
     temporary = os.path.join(where, f".{os.getpid()}-{name}")
     try:
         save(temporary)

@@ -1,7 +1,7 @@
 """The functions with which a program records metrics, parameters and files in its run.
 
-Each rank records for itself. Outside a run nothing is created: values are checked as usual, and the
-first call logs how to get a run.
+Each rank records its own values. Outside a run, no files are created: values are checked as usual,
+and the first call logs how to start a run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def log_metric(name: str, value: Any, step: int | None = None) -> None:
     """Record a number.
 
     Arguments:
-        name: Its name, such as ``loss``. A slash makes groups: ``train/loss``.
+        name: Its name, such as ``loss``. A slash forms groups: ``train/loss``.
         value: A number, or an array or tensor with one element. NaN and infinity are kept.
-        step: The training step; by default the number of earlier values of this name. A run that
-            is started again and continues at a checkpoint should give it.
+        step: The training step; by default the number of earlier values of this name. Pass it if
+            the run may restart from a checkpoint.
 
     Raises TypeError for a value that is not a number.
     """
@@ -29,7 +29,7 @@ def log_metric(name: str, value: Any, step: int | None = None) -> None:
 
 
 def log_metrics(values: Mapping[str, Any], step: int | None = None) -> None:
-    """Record several numbers of one step; see ``log_metric``."""
+    """Record several numbers at one step; see ``log_metric``."""
     found = {check_name(name, "a metric"): number(name, value) for name, value in values.items()}
     if step is not None and type(step) is not int:
         step = step_number(step)
@@ -41,9 +41,8 @@ def log_metrics(values: Mapping[str, Any], step: int | None = None) -> None:
 def log_params(values: Mapping[str, Any]) -> None:
     """Record parameters of the program, such as hyperparameters, by name.
 
-    Parameters of nested mappings are named ``outer.inner``. Objects other than numbers, strings
-    and bools, or lists of these, are kept as text. A name that is recorded again gets the new
-    value.
+    Parameters of nested mappings are named ``outer.inner``. Numbers, strings, bools and lists of
+    these are kept; other objects become text. If a name is recorded again, the last value counts.
 
     Raises TypeError if ``values`` is not a mapping.
     """
@@ -57,9 +56,9 @@ def log_artifact(path: str | os.PathLike[str], name: str | None = None) -> None:
     """Copy a file, or a folder with its files, to the outputs of the run.
 
     Arguments:
-        path: The file or folder. One that lies in ``outputs/`` already is not copied.
-        name: The name in the outputs, by default the last part of ``path``. Ranks that give the
-            same name replace each other's file.
+        path: The file or folder. A file that is already in ``outputs/`` is not copied.
+        name: The name in the outputs, by default the last part of ``path``. If several ranks use
+            the same name, they overwrite each other's file.
 
     Raises ValueError if there is no such file, or if the name leads out of the outputs.
     """
@@ -82,10 +81,10 @@ def log_figure(figure: Any, name: str, step: int | None = None) -> None:
     """Write a figure to ``figures/<name>`` of the run's outputs.
 
     Arguments:
-        figure: A figure of Matplotlib or an image of PIL (written as PNG), a figure of Plotly or
-            Altair (as HTML), or the bytes of a PNG file.
-        name: The name of its file; the extension is added if it has none.
-        step: The training step, which becomes a part of the file's name.
+        figure: A Matplotlib figure or PIL image (written as PNG), a Plotly or Altair figure
+            (written as HTML), or the bytes of a PNG file.
+        name: The name of the file. An extension is added if it has none.
+        step: The training step, which becomes part of the file's name.
 
     Raises TypeError for other objects, ValueError if the name leads out of the outputs.
     """
@@ -109,7 +108,7 @@ def log_table(
     """Record a small table.
 
     Arguments:
-        name: Its name. Rows of further calls with this name are added to it.
+        name: Its name. Further calls with this name add rows to the table.
         rows: A list of dicts, one per row, or a dict of columns. At most 100,000 cells.
         step: The training step.
 

@@ -1,4 +1,4 @@
-"""The use of this rank's GPU, read by NVIDIA's management library if nvidia-ml-py is installed."""
+"""The utilization, memory and power of this rank's GPU, if nvidia-ml-py is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Gpu:
     """The GPU of a rank: the visible GPU whose index is the local rank."""
 
     def __init__(self, env: Mapping[str, str], library: Any = None) -> None:
-        """``library``: the module ``pynvml``, imported if it is installed."""
+        """``library``: the module ``pynvml``; by default imported, if it is installed."""
         self._library = library or _pynvml()
         self._handle: Any = None
         if self._library is None:
@@ -43,7 +43,7 @@ class Gpu:
         if self._handle is None:
             return {}
         library, found = self._library, {}
-        with contextlib.suppress(Exception):  # a value that this GPU does not report
+        with contextlib.suppress(Exception):  # this GPU may not report the value
             used = library.nvmlDeviceGetUtilizationRates(self._handle)
             found["system/gpu_percent"] = float(used.gpu)
         with contextlib.suppress(Exception):

@@ -1,6 +1,6 @@
-"""Samples of memory, processor, GPU and speed of the training, every few seconds.
+"""Samples of memory, processor, GPU and training speed, every few seconds.
 
-A thread of its own records them. The thread that trains only adds up the times of its exchanges.
+A separate thread records the samples. The training thread only adds up the times of its exchanges.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class WaitingEngine(Protocol):
-    """``waited``: seconds for which this rank has waited for others to join a collective."""
+    """``waited``: seconds that this rank has waited for other ranks to join a collective."""
 
     @property
     def waited(self) -> float: ...
 
 
 class ExchangeTimes(Observer):
-    """Adds up the seconds that collectives take, and their bytes."""
+    """The total duration and the total bytes of this rank's collectives."""
 
     every = False
 
@@ -98,7 +98,7 @@ class Sampler:
 
 
 class Speed:
-    """The speed of the training between two samples."""
+    """The training speed between two samples."""
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), 0, 0.0, 0.0, 0)
@@ -106,15 +106,15 @@ class Speed:
     def sample(
         self, now: float, steps: int, rows: float, exchange: float, waited: float, nbytes: int
     ) -> dict[str, float]:
-        """Return the values since the last sample; empty without new steps.
+        """Return the speed since the last sample; empty if no step has ended since.
 
-        ``steps``, ``exchange``, ``waited`` and ``nbytes`` are totals so far; ``rows`` are the rows
-        of all ranks per step.
+        ``steps``, ``exchange``, ``waited`` and ``nbytes`` are totals so far; ``rows`` is the number
+        of rows per step on all ranks.
         """
         before = self._last
         done = steps - before[1]
         if done <= 0 or now <= before[0]:
-            if done < 0:  # another optimizer
+            if done < 0:  # a new optimizer counts from 0
                 self._last = now, steps, exchange, waited, nbytes
             return {}
         self._last = now, steps, exchange, waited, nbytes
@@ -129,7 +129,7 @@ class Speed:
 
 
 class CpuShare:
-    """The processor time of this process and its host, in cores."""
+    """The processor use of this process, in cores, and the load average of its host."""
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), _process_seconds())
@@ -148,7 +148,7 @@ def _process_seconds() -> float:
 
 
 def memory() -> dict[str, float]:
-    """Return the memory of this process and the free memory of its host in bytes."""
+    """Return the memory of this process and the free memory of its host, in bytes."""
     found: dict[str, float] = {}
     pages = content("/proc/self/statm").split()
     if len(pages) > 1:

@@ -30,9 +30,9 @@ class Tracker:
     """Appends records of one rank to its journal. Thread-safe.
 
     Records of scalars are ``{"step", "time", "values"}``; all others have a ``kind``. The first
-    record of each process is of the kind ``process``. Records of an attempt after the first have
-    its number, because ranks of an earlier one may still write for a while. A full disk causes one
-    warning and does not end the training.
+    record of each process has the kind ``process``. From the second attempt on, records contain the
+    number of the attempt, because ranks of an earlier attempt may still write for a while. A full
+    disk causes one warning and does not stop the training.
     """
 
     def __init__(self, folder: RunFolder, rank: int, attempt: int = 1) -> None:
@@ -49,7 +49,7 @@ class Tracker:
     def scalars(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Record numbers of one step.
 
-        Without ``step``, it is the number of earlier records of the first name in this process.
+        ``step``: by default the number of this process's earlier records of the first name.
         """
         if step is None:
             step = next(self._steps[next(iter(values))])
@@ -58,11 +58,11 @@ class Tracker:
         )
 
     def record(self, kind: str, **values: Any) -> None:
-        """Record anything else."""
+        """Record data of a ``kind`` other than scalars."""
         self._append({"kind": kind, "time": round(time.time(), 3), **self._attempt, **values})
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        # A record is one write to a file opened for appending, which needs no lock.
+        # One write to a file opened for appending needs no lock.
         try:
             self._journal.append(record)
         except OSError as error:
@@ -86,13 +86,13 @@ class Tracker:
 
 _lock = Lock()
 _tracker: Tracker | None = None
-_closed = False  # there is no run, or its folder cannot be written
+_closed = False  # this process has no run, or the run's folder cannot be written
 
 
 def current() -> Tracker | None:
     """Return this process's tracker; None outside a run.
 
-    The first call outside a run, or in one whose folder cannot be written, logs a message.
+    If there is no run, or its folder cannot be written, the first call logs a warning.
     """
     if _tracker is not None or _closed:
         return _tracker
@@ -102,7 +102,7 @@ def current() -> Tracker | None:
 def begin(rank: int | None = None) -> Tracker | None:
     """Return the tracker of ``rank``, by default the rank of the environment; None outside a run.
 
-    A rank that gets another number continues the journal of that number.
+    A process whose rank changes continues the journal of its new rank.
     """
     global _tracker, _closed
     with _lock:
@@ -138,7 +138,7 @@ def _report_no_run(rank: int) -> None:
 
 
 def _forget() -> None:
-    """Let a forked child open the journal itself."""
+    """Forget the tracker in a forked child, which opens its own."""
     global _tracker, _lock, _closed
     _lock = Lock()
     _tracker = None

@@ -1,4 +1,4 @@
-"""Conversion of a program's values to the plain data of a record."""
+"""Conversion of a program's values to plain data for records."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-MOST_CELLS = 100_000  # of one table in the journal
+MOST_CELLS = 100_000  # the largest table in the journal
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def number(name: str, value: Any) -> float | int:
     """Return a metric's value as a Python number.
 
-    ``value`` is a number, or an array or tensor with one element of any framework. Reading a tensor
-    of an accelerator waits for its computation. Raises TypeError for anything else.
+    ``value`` is a number, or an array or tensor of any framework with one element. A tensor on an
+    accelerator is read once it is computed. Raises TypeError for other values.
     """
     kind = type(value)
     if kind is float or kind is int:
@@ -41,7 +41,7 @@ def _element(value: Any) -> Any:
             continue
         try:
             found = read()
-        except Exception:  # several elements, or a symbol of a graph that is being traced
+        except Exception:  # several elements, or a symbol of a traced graph
             return value
         return _element(found) if method == "numpy" else found
     return value
@@ -86,8 +86,8 @@ def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as JSON data: a number, text, bool, None, or a list of these; other objects
-    as text.
+    """Return ``value`` as JSON data: a number, text, bool, None, or a list of these. Other objects
+    become text.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -100,8 +100,9 @@ def plain(value: Any) -> Any:
 def table(name: str, rows: Any) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and the rows of a table.
 
-    ``rows`` is a sequence of mappings with the same keys, or a mapping of columns of equal length.
-    Raises TypeError for other objects, ValueError for columns that do not fit or too many cells.
+    ``rows`` is a sequence of mappings, or a mapping of columns of equal length. A cell is None if
+    its row lacks the key. Raises TypeError for other objects, and ValueError for columns of unequal
+    length or too many cells.
     """
     if isinstance(rows, Mapping):
         columns = [str(key) for key in rows]
