@@ -99,7 +99,7 @@ class RunSpec:
     - ``parameters``: Hyperparameters by name, for comparison and sweeps.
     - ``tf_workers``: For programs that read ``TF_CONFIG``: the number of workers. The first ranks
       are workers, the others parameter servers. 0 sets no ``TF_CONFIG``.
-    - ``source``: The folder of which the snapshot was taken; for information only.
+    - ``source``: The folder that the snapshot copied; for information only.
     """
 
     experiment: str
