@@ -1,7 +1,7 @@
-"""Reads the metrics that the ranks of a run have recorded.
+"""Access to the metrics that the ranks of a run have recorded.
 
-Metrics that a program records are read by default. Those with ``automatic=True`` are recorded
-without its help: memory, processor, speed of the training.
+By default, functions read the metrics that a program records. ``automatic=True`` reads the metrics
+that Farandole records by itself: memory, processor, training speed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farandole.jobs.metrics.columns import RankColumns
 
 
 def ranks(folder: RunFolder) -> list[int]:
-    """Return the ranks that have recorded anything, in order."""
+    """Return the ranks that have a journal of metrics, in order."""
     try:
         files = os.listdir(folder.file("metrics"))
     except FileNotFoundError:
@@ -35,9 +35,10 @@ def names(folder: RunFolder, rank: int = 0, *, automatic: bool = False) -> list[
 
 def series(folder: RunFolder, name: str, rank: int = 0) -> tuple[Any, Any, Any]:
     """Return one metric of a rank: arrays of steps (int64), times in seconds since 1970 and values
-    (float64), which are empty if there is no such metric.
+    (both float64).
 
-    Where a later attempt of the run repeats steps of an earlier one, the later values are returned.
+    If a later attempt of the run repeats steps, its values replace the earlier ones. The arrays are
+    empty if there is no such metric.
     """
     return RankColumns.of(folder, rank).series(name)
 
@@ -49,14 +50,15 @@ def last_values(folder: RunFolder, rank: int = 0, *, automatic: bool = False) ->
 
 
 def logged(folder: RunFolder, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-    """Return the records of a ``kind`` other than numbers, oldest first: ``params``, ``artifact``,
-    ``table``, ``finding`` or ``process``.
+    """Return the records of a ``kind``, oldest first.
+
+    ``kind``: ``params``, ``artifact``, ``table``, ``finding`` or ``process``.
     """
     return [each for each in RankColumns.of(folder, rank).others() if each.get("kind") == kind]
 
 
 def params(folder: RunFolder, rank: int = 0) -> dict[str, Any]:
-    """Return the recorded parameters of a rank, each with its last value."""
+    """Return the last value of each recorded parameter of a rank."""
     found: dict[str, Any] = {}
     for record in logged(folder, PARAMETERS, rank):
         found.update(record["values"])

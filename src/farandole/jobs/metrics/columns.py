@@ -1,9 +1,9 @@
 """The numbers of a journal as columns, converted once and kept in the local state folder.
 
-For each rank of a run there is a folder with ``index.json``, a file of (step, time, value) as
-float64 per metric, and ``others.jsonl`` with the records that are no numbers. The index says how
-much of the journal has been converted and how much of each file is valid, and is replaced last, so
-that a process may be killed at any time. Everything here can be made again from the journal.
+Each rank of a run has a folder with ``index.json``, one file of (step, time, value) in float64 per
+metric, and ``others.jsonl`` with all other records. The index contains the converted length of the
+journal and the valid length of each file. It is replaced last, so a process may be killed at any
+time. All these files can be rebuilt from the journal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAD = 256  # bytes at the beginning of a journal that identify it
 class MetricColumn:
     """One metric: its ``file`` with ``points`` rows.
 
-    ``attempts``: pairs of a row and the attempt to which it and the rows after it belong.
+    ``attempts``: pairs of a first row and the attempt to which the rows from there on belong.
     """
 
     file: int
@@ -49,13 +49,13 @@ class MetricColumn:
 
 @dataclass
 class ColumnsIndex:
-    """The progress of the conversion. ``token`` begins the names of the files."""
+    """The progress of the conversion. The names of the files begin with ``token``."""
 
     token: str
     head: str = ""
     offset: int = 0
     damaged: int = 0
-    others: int = 0  # valid bytes
+    others: int = 0  # valid bytes of others.jsonl
     metrics: dict[str, MetricColumn] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class RankColumns:
 
     @staticmethod
     def of(folder: RunFolder, rank: int) -> RankColumns:
-        """Return the columns of a rank with all records that its journal has by now."""
+        """Return the columns of a rank, with all records that are in its journal now."""
         path = folder.metrics_of(rank)
         where = _place(folder, rank)
         index = _read_index(where)
@@ -100,7 +100,7 @@ class RankColumns:
         return rows[:, 0].astype(np.int64), rows[:, 1].copy(), rows[:, 2].copy()
 
     def others(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that are no numbers."""
+        """Yield the records other than numbers."""
         path = os.path.join(self._where, f"{self.index.token}-others.jsonl")
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             for line in file.read(self.index.others).splitlines():
@@ -108,7 +108,7 @@ class RankColumns:
 
 
 def _valid(steps: Any, attempts: list[list[int]]) -> Any:
-    """Return the rows to show, in order: those that no later attempt has repeated."""
+    """Return the indices of the rows that no later attempt has repeated, in order."""
     bounds = [start for start, _ in attempts] + [len(steps)]
     of = np.repeat([number for _, number in attempts], np.diff(bounds))
     order = np.argsort(of, kind="stable")
@@ -130,7 +130,7 @@ def _place(folder: RunFolder, rank: int) -> str:
 
 
 def _scratch(name: str, rank: int) -> str:
-    """Return a folder in memory, which lasts as long as this process."""
+    """Return a folder in memory that is deleted with this process."""
     root = _scratches.setdefault(
         name, tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     )
@@ -144,7 +144,7 @@ _scratches: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
 def _convert(where: str, path: str) -> ColumnsIndex:
-    """Convert the rest of a journal, and return the index."""
+    """Convert the new records of a journal, and return the index."""
     index = _read_index(where)
     head = _head_of(path)
     if index is None or not _continues(index, head, path) or not _is_whole(index, where):
@@ -206,7 +206,7 @@ def _add_numbers(
             column.attempts.append([row, attempt])
         try:
             rows.extend((row if step is None else step, time, value))
-        except TypeError:  # a record of another program
+        except TypeError:  # a record of another program, with other types
             del rows[len(rows) - len(rows) % _WIDTH :]
 
 
@@ -214,7 +214,7 @@ def _write(where: str, name: str, size: int, data: Any) -> None:
     """Write ``data`` after the first ``size`` bytes of a file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     with open(os.open(os.path.join(where, name), flags, 0o600), "wb") as file:
-        file.truncate(size)  # without what a killed process added
+        file.truncate(size)  # drops the rest of a killed process's write
         file.seek(size)
         file.write(data)
 
@@ -239,18 +239,18 @@ def _write_index(where: str, index: ColumnsIndex) -> None:
 
 
 def _is_current(index: ColumnsIndex, path: str) -> bool:
-    """Return whether the journal has nothing new."""
+    """Return whether the journal has no new records."""
     return _size(path) == index.offset and index.head == _head_of(path)
 
 
 def _continues(index: ColumnsIndex, head: str, path: str) -> bool:
-    """Return whether the journal is the one that was converted, perhaps with more records."""
+    """Return whether the journal is still the converted one, perhaps with more records."""
     size = int(index.head.partition(":")[0] or 0)
     return index.offset <= _size(path) and index.head == _head_of(path, size)
 
 
 def _is_whole(index: ColumnsIndex, where: str) -> bool:
-    """Return whether the files have what the index says."""
+    """Return whether the files have at least the lengths in the index."""
     wanted = {
         f"{index.token}-{each.file}.bin": each.points * _WIDTH * 8
         for each in index.metrics.values()
@@ -260,7 +260,7 @@ def _is_whole(index: ColumnsIndex, where: str) -> bool:
 
 
 def _head_of(path: str, most: int = _HEAD) -> str:
-    """Return the number of bytes at the beginning of a file, at most ``most``, and their digest."""
+    """Return the digest of up to ``most`` bytes at the beginning of a file, and their number."""
     try:
         with open(path, "rb") as file:
             data = file.read(most)
@@ -284,7 +284,7 @@ def _clear(where: str) -> None:
 
 @contextlib.contextmanager
 def _locked(where: str) -> Iterator[None]:
-    """Hold the lock of the columns, so that one process converts."""
+    """Hold the lock of the columns, so that only one process converts."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(os.path.join(where, "lock"), flags, 0o600)
     try:

@@ -1,6 +1,6 @@
-"""Mirrors: copies of a run's metrics in other trackers, each made by a process of its own.
+"""Mirrors: copies of a run's metrics in other trackers, each written by its own process.
 
-The run's folder stays the truth, and a mirror that fails does not disturb the run.
+The run's folder remains the original, and a failing mirror does not disturb the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from farandole.job.plugins import registry
 from farandole.job.runs.folder import RunFolder
 
-_PATIENCE = 60.0  # seconds for mirrors to end after the run
+_PATIENCE = 60.0  # seconds for mirrors to exit after the run
 
 
 def names_of(setting: str) -> list[str]:
@@ -40,7 +40,7 @@ def _start(folder: RunFolder, attempt: int, name: str) -> subprocess.Popen[bytes
     folder.folder("logs")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     log = os.open(folder.file("logs", f"mirror-{name}.txt"), flags, 0o600)
-    safe = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the user's folder
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # import no modules of the user's folder
     module = ["-m", "farandole.jobs.mirrors.process", folder.path, str(attempt), name]
     try:
         return subprocess.Popen(
@@ -48,14 +48,14 @@ def _start(folder: RunFolder, attempt: int, name: str) -> subprocess.Popen[bytes
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C ends the run; the mirror still records its end
+            start_new_session=True,  # on Ctrl-C, the mirror still records the run's end
         )
     finally:
         os.close(log)
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until the mirrors have recorded the end of the run; end those that take too long."""
+    """Wait until the mirrors have recorded the end of the run; stop mirrors that take too long."""
     deadline = time.monotonic() + _PATIENCE
     for process in processes:
         try:

@@ -19,19 +19,19 @@ class Point(NamedTuple):
 
 
 class Mirror(Protocol):
-    """A copy of rank 0's metrics in another tracker. One module and one registry line, or an entry
-    point (``farandole.mirrors``).
+    """A copy of rank 0's metrics in another tracker.
 
-    Methods may raise any error: the same records are handed over again after a while.
+    A mirror is one module and one registry line, or an entry point (``farandole.mirrors``). Its
+    methods may raise any error: they get the same records again after a while.
     """
 
     name: ClassVar[str]
 
     def __init__(self, folder: RunFolder, state: Mapping[str, Any]) -> None:
-        """``state`` is what an earlier process of this mirror returned; empty for the first."""
+        """``state``: the last ``state()`` of an earlier process of this mirror; empty at first."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return JSON data with which another process can continue, such as an id."""
+        """Return JSON data from which another process can continue, such as an id."""
 
     def points(self, points: Sequence[Point]) -> None:
         """Add values of metrics, oldest first."""
@@ -40,4 +40,4 @@ class Mirror(Protocol):
         """Add parameters."""
 
     def end(self, state: RunState) -> None:
-        """Record the end of the run, with its files."""
+        """Record the end of the run and copy its files."""

@@ -18,9 +18,9 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
 from farandole.jobs.mirrors.contract import Point
 
-_BATCH = 1000  # metrics in a request, MLflow's limit
-_PARAMETERS = 100  # in a request
-_LONGEST = 500  # characters of a parameter's value that all of MLflow's stores accept
+_BATCH = 1000  # metrics per request: MLflow's limit
+_PARAMETERS = 100  # parameters per request: MLflow's limit
+_LONGEST = 500  # the longest parameter value, in characters, that all MLflow stores accept
 _STATUS = {
     RunState.COMPLETED: "FINISHED",
     RunState.FAILED: "FAILED",
@@ -74,7 +74,7 @@ class MlflowMirror:
         return self._run_id
 
     def _experiment(self, name: str) -> str:
-        """Return the id of the experiment, which is created if there is none."""
+        """Return the id of the experiment; create the experiment if there is none."""
         if found := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return found
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
@@ -119,7 +119,7 @@ class MlflowMirror:
 
 
 def _uri_in(home: str) -> str:
-    """Return the URI of a store in Farandole's home; ``mlflow-skinny`` knows only folders."""
+    """Return the URI of a store in Farandole's home: a database, or a folder for mlflow-skinny."""
     if importlib.util.find_spec("sqlalchemy") is not None:
         return f"sqlite:///{home}/mlflow.db"
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -127,5 +127,5 @@ def _uri_in(home: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name with the characters that MLflow accepts."""
+    """Return a name in which other characters than MLflow's are replaced."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]

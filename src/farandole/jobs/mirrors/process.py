@@ -1,7 +1,7 @@
 """The process of one mirror: ``python -m farandole.jobs.mirrors.process FOLDER ATTEMPT NAME``.
 
-Follows the journal of rank 0 until the attempt has ended. How far it has come is kept in
-``mirrors/<name>.json`` of the run's folder, so that each record is handed over once.
+Follows the journal of rank 0 until the attempt has ended. The progress is in
+``mirrors/<name>.json`` of the run's folder, so the mirror gets each record once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from farandole.job.tracking.tracker import PARAMETERS, SYSTEM
 from farandole.jobs import attempts
 from farandole.jobs.mirrors.contract import Mirror, Point
 
-EVERY = 1.0  # seconds between two looks at the journal
-_TRIES = 30  # failures in a row after which a mirror is given up
-_ORPHANED = 30.0  # seconds for a killed runner's end to be recorded by the supervisor
+EVERY = 1.0  # seconds between two reads of the journal
+_TRIES = 30  # consecutive failures after which the mirror gives up
+_ORPHANED = 30.0  # seconds for the supervisor to record the end of a killed runner
 _CHUNK = 1 << 22  # bytes
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     failures = 0
     end = RunEnd(folder, attempt)
     while True:
-        over = end.reached()  # before the last look at the journal
+        over = end.reached()  # check before the last read of the journal
         try:
             follower.step()
             if over:
@@ -55,7 +55,7 @@ def _short(error: Exception) -> str:
 
 
 class RunEnd:
-    """Notices the end of an attempt."""
+    """Detects the end of an attempt."""
 
     def __init__(self, folder: RunFolder, attempt: int) -> None:
         self._folder = folder
@@ -75,7 +75,7 @@ class RunEnd:
 
 
 class Follower:
-    """Hands new records of rank 0 to a mirror."""
+    """Passes new records of rank 0 to a mirror."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class Follower:
         return self._mirror
 
     def step(self) -> None:
-        """Hand over what is new. Raises what the mirror raises."""
+        """Pass the new records to the mirror. Raises the errors of the mirror."""
         mirror = self._opened()
         while True:
             part = journal.read(self._folder.metrics_of(0), self._offset, _CHUNK)
@@ -124,7 +124,7 @@ class Follower:
 
 
 def points_of(record: Any, steps: dict[str, int]) -> list[Point]:
-    """Return the points of a record. ``steps`` counts the values that have no step, by name."""
+    """Return the points of a record. ``steps`` counts the values without a step, by name."""
     if not isinstance(record, dict) or record.get("kind", SYSTEM) != SYSTEM:
         return []
     found = []

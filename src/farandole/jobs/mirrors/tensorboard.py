@@ -12,7 +12,7 @@ from farandole.jobs.mirrors.contract import Point
 
 
 class TensorBoardMirror:
-    """Scalars and, as text, parameters. Each process writes a file of its own."""
+    """Scalars, and parameters as text. Each process writes its own file."""
 
     name: ClassVar[str] = "tensorboard"
 

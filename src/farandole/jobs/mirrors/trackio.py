@@ -1,6 +1,6 @@
-"""The mirror ``trackio``: the run in Trackio's database of the project, without Trackio itself.
+"""The mirror ``trackio``: a run in the database of a Trackio project. Does not need Trackio.
 
-The project is the experiment, and the database ``$TRACKIO_DIR/<project>.db``. Tables and columns
+The project is the experiment, and its database is ``$TRACKIO_DIR/<project>.db``. Tables and columns
 have the names of Trackio 0.43 and later.
 """
 
@@ -35,7 +35,7 @@ create table if not exists configs (
 
 
 class TrackioMirror:
-    """Rows of one run. A row that is written again after a failure is written once."""
+    """The rows of one run. A retry after a failure writes no row twice."""
 
     name: ClassVar[str] = "trackio"
 
@@ -91,18 +91,18 @@ class TrackioMirror:
 
 
 def trackio_folder() -> str:
-    """Return Trackio's folder of databases."""
+    """Return the folder of Trackio's databases."""
     cache = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     return os.environ.get("TRACKIO_DIR") or os.path.expanduser(os.path.join(cache, "trackio"))
 
 
 def project_file(project: str) -> str:
-    """Return the name of a project's database without its ending."""
+    """Return the name of a project's database file without its extension."""
     return re.sub(r"[^A-Za-z0-9_-]", "", project) or "default"
 
 
 def iso(seconds: float) -> str:
-    """Return a time as Trackio writes it."""
+    """Return a time in Trackio's format."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 

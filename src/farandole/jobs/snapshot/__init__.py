@@ -1,6 +1,6 @@
-"""The snapshot of a run's source: which files belong to it, and their copies.
+"""The snapshot of a run's source: the choice of its files, and their copies.
 
-Equal files are stored once for all runs of a home; a run's folder is complete nevertheless.
+Equal files are stored once for all runs of a home, yet each run's folder is complete.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SHOWN = 5  # names in a message
 
 
 class Snapshot(NamedTuple):
-    """A snapshot that was taken.
+    """The facts about a snapshot.
 
     - ``digest``: SHA-256 over the names, modes and contents of all files; equal for equal sources.
-    - ``files``, ``bytes``: Its size.
+    - ``files``, ``bytes``: The number of files and their total size.
     - ``rules``: The file with the ignore rules, or ``default``.
     - ``warnings``: Messages for the user, one line each.
     """
@@ -39,8 +39,7 @@ class Snapshot(NamedTuple):
 def select(source: str, home: RunsHome, limit: SnapshotLimit = DEFAULT) -> SourceScan:
     """Return the files of a source folder that belong to its snapshot. Copies nothing.
 
-    Raises SettingsError for a source that is larger than ``limit`` or has files that cannot be
-    copied.
+    Raises SettingsError if the source is larger than ``limit`` or has files that cannot be copied.
     """
     if os.path.realpath(source) == os.path.realpath(home.path):
         raise SettingsError(
@@ -63,7 +62,7 @@ def select_all(snapshot: str) -> SourceScan:
 
 
 def write(found: SourceScan, into: str, home: RunsHome) -> Snapshot:
-    """Copy the selected files to the new folder ``into``. Raises OSError, as for a full disk."""
+    """Copy the selected files to the new folder ``into``. Raises OSError, as on a full disk."""
     warnings = _left_out(found)
     digest, changing = _copy(found, into, home)
     if changing:
@@ -76,7 +75,7 @@ def write(found: SourceScan, into: str, home: RunsHome) -> Snapshot:
 
 
 def _left_out(found: SourceScan) -> list[str]:
-    """Return messages about files that are left out without a rule."""
+    """Return messages about files that no rule leaves out, but the snapshot lacks."""
     messages = []
     if found.secrets:
         messages.append(
@@ -91,7 +90,7 @@ def _left_out(found: SourceScan) -> list[str]:
 
 
 def _copy(found: SourceScan, into: str, home: RunsHome) -> tuple[str, list[str]]:
-    """Copy what was found; return the digest and the names of files that kept changing."""
+    """Copy the found files; return the digest and the names of files that kept changing."""
     store = ContentStore(home)
     total = hashlib.sha256()
     changing = []

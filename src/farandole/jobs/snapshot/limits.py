@@ -1,4 +1,4 @@
-"""The largest snapshot, and the message for a larger one."""
+"""The limit on the size of a snapshot, and the message about a larger source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOWN = 3
 
 
 class SnapshotLimit(NamedTuple):
-    """The largest number of bytes and of files; 0 for no limit of files."""
+    """The largest number of bytes and of files; 0 files for no limit on their number."""
 
     bytes: int = BYTES
     files: int = FILES
 
     @property
     def scanned(self) -> int:
-        """The number of files after which a scan ends, enough to name the largest folders."""
+        """The number of files after which a scan stops; enough to name the largest folders."""
         return max(50_000, 2 * self.files) if self.files else 10_000_000
 
 
@@ -30,10 +30,10 @@ DEFAULT = SnapshotLimit()
 
 
 def limit_of(given: int = 0) -> SnapshotLimit:
-    """Return the limit for ``given`` bytes, else of ``$FARANDOLE_SNAPSHOT_LIMIT``, or the default.
+    """Return the limit for ``given`` bytes, else ``$FARANDOLE_SNAPSHOT_LIMIT``, else the default.
 
-    A limit that the user sets in bytes replaces the limit on the number of files, too. Raises
-    SettingsError for a variable that is not a positive number.
+    A limit that the user sets in bytes also removes the limit on the number of files. Raises
+    SettingsError if the variable is not a positive number.
     """
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not given and text:
@@ -44,7 +44,7 @@ def limit_of(given: int = 0) -> SnapshotLimit:
 
 
 def check_limit(source: str, found: SourceScan, limit: SnapshotLimit) -> None:
-    """Raise SettingsError, with the largest files and folders, for a source over the limit."""
+    """Raise SettingsError, naming the largest files and folders, for a source over the limit."""
     size, number = sum(file.bytes for file in found.files), len(found.files)
     too_many = bool(limit.files) and number > limit.files
     if size <= limit.bytes and not too_many and found.complete:

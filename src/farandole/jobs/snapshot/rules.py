@@ -1,8 +1,9 @@
 """The rules that leave files out of a snapshot.
 
-``.amlignore`` of the source decides, else its ``.gitignore`` files, both in git's syntax; without
-any, a list of folders that are not part of a program. Repositories, byte code and virtual
-environments are always left out, because a copy of them cannot serve a run.
+The rules are in the source's ``.amlignore``, else in its ``.gitignore`` files, both in git's
+syntax. Without these files, a default list names folders that are not part of a program.
+Repositories, byte code and virtual environments are always left out, because a run cannot use a
+copy of them.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class IgnoreRules(Protocol):
     name: str
 
     def enter(self, folder: str, path: str) -> None:
-        """Read rules in a folder that is about to be scanned.
+        """Read the rules in a folder before it is scanned.
 
-        ``folder`` is its name relative to the source, empty for the source itself.
+        ``folder`` is its name relative to the source; empty for the source itself.
         """
 
     def decision(self, name: str, folder: bool) -> bool | None:
-        """Return True to leave out an entry, False to include it by an explicit rule, else None.
+        """Return True to leave out an entry, False to include it by an explicit rule, or None.
 
         ``name`` is relative to the source.
         """
@@ -45,7 +46,7 @@ class IgnoreRules(Protocol):
 def rules_of(source: str) -> IgnoreRules:
     """Return the rules of a source folder.
 
-    Raises ImportError with the package to install if it has an ignore file and pathspec is missing.
+    Raises ImportError, naming the package to install, if an ignore file needs pathspec.
     """
     for name in (AML, GIT):
         if os.path.isfile(os.path.join(source, name)):
@@ -54,7 +55,7 @@ def rules_of(source: str) -> IgnoreRules:
 
 
 class _Everything:
-    """Leaves nothing out."""
+    """Rules that leave out no files."""
 
     name = "none"
 
@@ -69,7 +70,7 @@ EVERYTHING: IgnoreRules = _Everything()
 
 
 class _DefaultRules:
-    """The list of a source without an ignore file."""
+    """The rules for a source without an ignore file."""
 
     name = "default"
 
@@ -84,7 +85,7 @@ class _DefaultRules:
 
 
 class _FileRules:
-    """The rules of ignore files. A rule of a deeper folder comes before those above it."""
+    """The rules of ignore files. Rules of a deeper folder override the rules above it."""
 
     def __init__(self, name: str, *, nested: bool) -> None:
         self.name = name
@@ -122,5 +123,5 @@ def _compiled(lines: Sequence[str], name: str) -> Any:
 
 
 def is_virtual_environment(path: str) -> bool:
-    """Return whether a folder is a virtual environment, which works only where it was made."""
+    """Return whether a folder is a virtual environment, which works only in its original place."""
     return os.path.isfile(os.path.join(path, "pyvenv.cfg"))

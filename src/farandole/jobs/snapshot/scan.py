@@ -1,4 +1,4 @@
-"""Finds the files of a source folder that belong to its snapshot."""
+"""The scan for the files of a source folder that belong to its snapshot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from farandole.jobs.snapshot.rules import IgnoreRules, is_virtual_environment
 from farandole.jobs.snapshot.secrets import looks_secret
 
-_SYSTEM = ("/dev", "/proc", "/sys")  # files there are no data
+_SYSTEM = ("/dev", "/proc", "/sys")  # holds no regular data files
 
 
 class SourceFile(NamedTuple):
-    """A file: ``name`` is relative to the source, ``path`` is where it is read."""
+    """A file: ``name`` is relative to the source; ``path`` is the path to read."""
 
     name: str
     path: str
@@ -35,7 +35,7 @@ class SourceScan(NamedTuple):
     - ``broken``: Links without a target, left out.
     - ``refused``: Entries that cannot be copied, with the reason.
     - ``rules``: The name of the ignore rules.
-    - ``complete``: False if the scan was ended at the largest number of files.
+    - ``complete``: False if the scan stopped at the largest number of files.
     """
 
     files: tuple[SourceFile, ...]
@@ -53,8 +53,8 @@ def scan(
 ) -> SourceScan:
     """Return the files, folders and links of ``source`` that ``rules`` do not leave out.
 
-    A link within the source stays a link. A link that leads out of it counts as the file or folder
-    to which it leads. The folder ``without`` is left out. The scan ends after ``most`` files.
+    A link within the source stays a link. A link out of the source counts as its target. The folder
+    ``without`` is left out. The scan stops after ``most`` files.
     """
     scanner = _Scanner(source, rules, without, most)
     scanner.walk("", os.path.realpath(source), (os.path.realpath(source),))
@@ -77,8 +77,10 @@ class _Scanner:
         self._refused: list[str] = []
 
     def walk(self, folder: str, path: str, above: tuple[str, ...]) -> None:
-        """Scan the folder called ``folder`` at ``path``; ``above`` are the real paths of it and of
-        the folders that contain it, to notice a cycle of links.
+        """Scan the folder ``folder`` at ``path``.
+
+        ``above``: the real paths of this folder and of the folders that contain it, to detect
+        cycles of links.
         """
         try:
             with os.scandir(path) as entries:
@@ -138,7 +140,7 @@ class _Scanner:
             return
         try:
             status = os.stat(path)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # deleted during the scan
             return
         if not stat.S_ISREG(status.st_mode):
             self._refused.append(f"{name} ({_kind(status.st_mode)})")

@@ -1,7 +1,7 @@
-"""The files of all snapshots of a home, each content once, and copies of trees.
+"""The store of all snapshots' files in a home, each content once, and copies of folders.
 
-A file of a snapshot is a hard link to the stored file, which is read-only. A thousand runs of one
-source take the disk space of one. Where links are impossible, the file is a copy.
+A file of a snapshot is a hard link to the stored, read-only file, so a thousand runs of one source
+take the disk space of one run. Where links are impossible, the file is a copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from farandole.job.runs.folder import make_private
 from farandole.job.runs.home import RunsHome
 
 _CHUNK = 1 << 20
-_TRIES = 3  # copies of a file that changes meanwhile
+_TRIES = 3  # attempts to copy a file that changes meanwhile
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (Btrfs, XFS, bcachefs)
-_OLD = 60.0  # seconds without a change after which no process is linking a file
+_OLD = 60.0  # seconds after a file's last change; by then no process is about to link it
 _numbers = itertools.count()
 
 
@@ -41,8 +41,8 @@ class ContentStore:
     def place(self, path: str, into: str, executable: bool) -> StoredFile:
         """Create ``into`` with the content of the file ``path``.
 
-        A file that changes meanwhile is copied again, at most three times. Raises OSError if it
-        cannot be read or written.
+        If the file changes meanwhile, it is copied again, up to three times in all. Raises OSError
+        if it cannot be read or written.
         """
         stored = StoredFile("", False)
         for _ in range(_TRIES):
@@ -69,16 +69,16 @@ class ContentStore:
         return os.path.join(self._root, digest[:2], digest[2:] + ("-x" if executable else ""))
 
     def _link(self, known: str, into: str, size: int) -> bool:
-        """Link a stored file of ``size`` bytes; return False if there is none."""
+        """Link a stored file of ``size`` bytes and return True; return False if there is none."""
         try:
-            if os.path.getsize(known) != size:  # cut by a crash of the machine
+            if os.path.getsize(known) != size:  # truncated by a crash of the machine
                 os.unlink(known)
                 return False
             os.link(known, into)
             return True
         except FileNotFoundError:
             return False
-        except OSError:  # too many links, or a file system without
+        except OSError:  # too many links, or a file system without links
             shutil.copyfile(known, into)
             shutil.copymode(known, into)
             return True
@@ -103,7 +103,7 @@ class ContentStore:
             os.close(out)
 
     def collect(self) -> int:
-        """Delete the stored files that no snapshot has, and return their bytes."""
+        """Delete the stored files that no snapshot uses, and return the freed bytes."""
         freed, now = 0, time.time()
         for where, _, names in os.walk(self._root):
             for name in names:
@@ -117,7 +117,7 @@ class ContentStore:
 
 
 def _digest(descriptor: int, out: int | None = None) -> str:
-    """Return the digest of an open file, whose content is also written to ``out``."""
+    """Return the digest of an open file, and write its content to ``out`` if given."""
     found = hashlib.sha256()
     offset = 0
     while data := os.pread(descriptor, _CHUNK, offset):
@@ -135,18 +135,18 @@ def _version(descriptor: int) -> tuple[int, int]:
 
 
 def clone(path: str, into: str) -> None:
-    """Copy a file; the copy shares its blocks where the file system can, and is writable."""
+    """Make a writable copy of a file, which shares its blocks if the file system can."""
     executable = os.stat(path).st_mode & 0o100
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(path, "rb") as source, open(os.open(into, flags, 0o600 | executable), "wb") as target:
         try:
             fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-        except OSError:  # the file system cannot
+        except OSError:  # the file system cannot share blocks
             shutil.copyfileobj(source, target, _CHUNK)
 
 
 def clone_tree(source: str, into: str) -> None:
-    """Copy a folder with writable copies of its files; links stay links."""
+    """Copy a folder, with writable copies of its files. Links stay links."""
     make_private(into)
     with os.scandir(source) as entries:
         for entry in entries:

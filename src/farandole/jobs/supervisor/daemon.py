@@ -1,7 +1,7 @@
 """The supervisor's process: ``python -m farandole.jobs.supervisor.daemon``.
 
-The folders of the runs are the truth. The supervisor keeps only what it can read from them again,
-so that it may be killed at any moment. A second supervisor of the same home ends at once.
+All state is in the folders of the runs. The supervisor keeps nothing that it could not read from
+them again, so it may be killed at any moment. A second supervisor of the same home exits at once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Capacity, Presence, RunTarget, Ticket
 
-BUSY, IDLE = 0.25, 5.0  # seconds between two looks while runs are active, and while none are
-IDLE_EXIT = 600.0  # seconds without a run after which the supervisor ends
-_FALSE_STARTS = 3  # runners that may end before they claim an attempt
-_UNANSWERED = 300.0  # seconds after which a run of a silent host is canceled without its answer
-_LOCK_SECONDS = 10.0  # time for another supervisor to listen, or to end
+BUSY, IDLE = 0.25, 5.0  # seconds between two checks: with runs in the queue or active, and without
+IDLE_EXIT = 600.0  # seconds without a run after which the supervisor exits
+_FALSE_STARTS = 3  # runners of a run that may end without claiming an attempt
+_UNANSWERED = 300.0  # seconds after its grace period until a silent run is canceled
+_LOCK_SECONDS = 10.0  # time for another supervisor to start listening, or to exit
 
 
 class _Attempt:
-    """An active attempt as the supervisor sees it."""
+    """The supervisor's view of an active attempt."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, ticket: Ticket) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class _Attempt:
 
 
 class RunSupervisor:
-    """Starts waiting runs, notices the ends of active ones, and keeps the index up to date."""
+    """Starts waiting runs, detects the end of active ones, and keeps the index up to date."""
 
     def __init__(self, home: RunsHome) -> None:
         self.home = home
@@ -95,7 +95,7 @@ class RunSupervisor:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next step."""
         return BUSY if self._active or self._waiting else IDLE
 
     def close(self) -> None:
@@ -104,9 +104,10 @@ class RunSupervisor:
             self._index = None
 
     def _guarded(self, folder: RunFolder, action: object, *arguments: object) -> None:
-        """Call ``action`` for one run; its damaged folder must not stop the others.
+        """Call ``action`` for one run, so that an error in it does not stop the other runs.
 
-        An error of the file system, such as a full disk, may pass: the next look tries again.
+        File system errors, such as a full disk, may be temporary: the next step tries again. After
+        other errors, the run has failed.
         """
         try:
             action(folder, *arguments)  # type: ignore[operator]
@@ -121,7 +122,7 @@ class RunSupervisor:
             self._update(folder)
 
     def _note_obstacle(self, subject: str, error: Exception) -> None:
-        """Log an error that every look may meet again, once."""
+        """Log an error once, even if every step repeats it."""
         text = f"{type(error).__name__}: {error}"
         if self._obstacles.get(subject) != text:
             self._obstacles[subject] = text
@@ -130,7 +131,7 @@ class RunSupervisor:
     # --- the queue
 
     def _admit(self, folder: RunFolder) -> None:
-        """Take over a run that has not ended: as waiting, or as active if a runner has it."""
+        """Take over a run that has not ended: as active if it has a runner, else as waiting."""
         if not folder.exists():
             if self._is_deleted(folder):
                 self._forget(folder)
@@ -197,7 +198,7 @@ class RunSupervisor:
             try:
                 found[name] = self._target(name).capacity()
             except SettingsError:
-                found[name] = None  # the start reports the error for the run that asks for it
+                found[name] = None  # the start of the run reports the error
         return found
 
     def _state_of(self, run_id: str) -> RunState | None:
@@ -221,9 +222,9 @@ class RunSupervisor:
         return self._targets[name]
 
     def _cancel_waiting(self, folder: RunFolder, cause: str = "canceled before it started") -> None:
-        """End a waiting run, unless a runner has claimed its attempt meanwhile.
+        """End a waiting run, unless a runner has claimed its attempt in the meantime.
 
-        The supervisor claims the attempt itself, so that no runner on its way can start it later.
+        The supervisor claims the attempt itself, so that no late runner can start it.
         """
         attempt = attempts.number(folder)
         if not attempts.claim(folder, attempt) and attempts.claimant(folder, attempt) != self._me:
@@ -296,7 +297,7 @@ class RunSupervisor:
             self._update(folder)
 
     def _end_attempt(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
-        """Handle an attempt whose runner has concluded it, or is gone."""
+        """Handle an attempt that its runner has concluded, or whose runner is gone."""
         open_ended = attempts.number(folder) == attempt.number and folder.end() is None
         if open_ended and not self._conclude(folder, attempt, presence):
             return
@@ -316,15 +317,15 @@ class RunSupervisor:
                 del self._active[folder.run_id]
                 self._enqueue(folder, attempt.spec)
                 return False
-            if not attempts.claim(folder, attempt.number):  # its runner was only slow
+            if not attempts.claim(folder, attempt.number):  # a slow runner has claimed it just now
                 return False
         claimed = self._claimed(folder, attempt.spec, attempt.number)
         other = claimed is not None and claimed.data != attempt.ticket.data
         if claimant is not None and claimant != self._me and other:
             assert claimed is not None
-            attempt.ticket = claimed  # another runner, of a killed supervisor, was quicker
+            attempt.ticket = claimed  # the runner of a killed supervisor was faster
             return False
-        with contextlib.suppress(OSError, RunError):  # the runner could not
+        with contextlib.suppress(OSError, RunError):  # in place of the runner
             outputs.collect(folder, digests=False)
         started = claimant is not None and claimant != self._me
         canceled = folder.requested(CANCEL) is not None
@@ -347,7 +348,7 @@ class RunSupervisor:
         return None if data is None else Ticket(spec.target, data)
 
     def _is_deleted(self, folder: RunFolder) -> bool:
-        """Return whether a run's folder is gone, not merely out of reach for a moment."""
+        """Return whether a run's folder was deleted, rather than unreachable for a moment."""
         if not os.path.isdir(self.home.runs):
             return False
         try:
@@ -359,7 +360,7 @@ class RunSupervisor:
         return not os.path.lexists(folder.file("spec.json"))
 
     def _may_start_again(self, folder: RunFolder) -> bool:
-        """Return whether to start a runner once more that ended before it claimed its attempt."""
+        """Return whether to start another runner after one that ended without a claim."""
         self._false_starts[folder.run_id] = self._false_starts.get(folder.run_id, 0) + 1
         return self._false_starts[folder.run_id] < _FALSE_STARTS
 
@@ -370,16 +371,16 @@ class RunSupervisor:
         self._obstacles.pop(folder.run_id, None)
         with contextlib.suppress(RunError, OSError, KeyError):
             attempts.remove_torn_files(folder)
-        environ.discard(self.home, folder)  # first: a run on the list is looked at again
+        environ.discard(self.home, folder)  # first, so that a failure is retried
         spool.remove(self.home, folder)
 
     def _update(self, folder: RunFolder) -> None:
-        """Bring the run's row of the index up to date; runs go on without an index."""
+        """Bring the run's row of the index up to date. Runs go on if the index fails."""
         try:
             if self._index is None:
                 self._index = Index(self.home)
             self._index.update(folder)
-        except sqlite3.Error as error:  # a full disk, or a damaged file, which is made again
+        except sqlite3.Error as error:  # a full disk, or a damaged file, which is rebuilt
             self._note_obstacle("the index", error)
             with contextlib.suppress(sqlite3.Error):
                 self.close()
@@ -402,7 +403,7 @@ def main() -> int:
     try:
         while True:
             if not supervisor.step() and supervisor.idle_seconds >= IDLE_EXIT:
-                bell.close()  # who submits from here on starts another supervisor
+                bell.close()  # from here on, a submission starts another supervisor
                 if not supervisor.step():
                     return 0
                 bell = _bell(home)
@@ -413,10 +414,10 @@ def main() -> int:
 
 
 def _lock(lock: int, home: RunsHome) -> bool:
-    """Return whether this process holds the supervisor's lock; False if another one listens.
+    """Take the supervisor's lock and return True; return False if another supervisor listens.
 
-    Readers of the lock hold it for a moment, and an ending supervisor no longer listens: in both
-    cases the lock becomes free.
+    If the holder does not listen, it is a process that reads the lock for a moment, or a supervisor
+    that is exiting: the lock becomes free soon.
     """
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -434,7 +435,7 @@ def _bell(home: RunsHome) -> socket.socket:
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with socket_address(home) as path:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # of a supervisor that was killed; this process holds the lock
+            os.unlink(path)  # left by a killed supervisor, because this process holds the lock
         mask = os.umask(0o077)
         try:
             bell.bind(path)

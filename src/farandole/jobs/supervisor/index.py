@@ -1,7 +1,7 @@
-"""An index of all runs in SQLite, which makes lists of thousands of runs quick.
+"""An index of all runs in SQLite, which lists thousands of runs quickly.
 
-The index holds nothing that the folders do not hold: any process may bring it up to date, and one
-that is damaged is made again.
+All its data come from the runs' folders. So any process may bring the index up to date, and a
+damaged one is rebuilt.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Index:
         self._database = self._opened()
 
     def _opened(self) -> sqlite3.Connection:
-        """Open the database. A damaged one, or one of another version, is made again."""
+        """Open the database; rebuild it if it is damaged or has another version."""
         for _ in range(2):
             database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
             try:
@@ -92,9 +92,9 @@ class Index:
             self._remove([folder.run_id])
 
     def refresh(self) -> None:
-        """Bring all rows up to date: new folders, runs that have not ended, folders that are gone.
+        """Bring all rows up to date: add new runs, update active ones, remove deleted ones.
 
-        Damaged folders are left out.
+        Damaged folders are omitted.
         """
         ended = self._ended()
         present: set[str] = set()
@@ -111,7 +111,7 @@ class Index:
         self._remove(every - present)
 
     def _ended(self) -> dict[str, set[str]]:
-        """Return the ids of the runs that have ended, by the folder of their experiment."""
+        """Return the ids of all ended runs, by the folder of their experiment."""
         marks = ", ".join("?" * len(FINAL))
         found: dict[str, set[str]] = {}
         for run_id, path in self._database.execute(
@@ -122,7 +122,7 @@ class Index:
         return found
 
     def runs(self, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[IndexedRun]:
-        """Yield rows, newest first; ``where`` is a condition in SQL with ``?`` for values."""
+        """Yield rows, newest first; ``where`` is an SQL condition with ``?`` for values."""
         condition = f"where {where} " if where else ""
         columns = ", ".join(IndexedRun._fields)
         query = f"select {columns} from runs {condition}order by number desc"
@@ -145,7 +145,7 @@ class Index:
             )
             self._database.execute("commit")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
+            with contextlib.suppress(sqlite3.Error):  # a full disk ended the transaction
                 self._database.execute("rollback")
             raise
 

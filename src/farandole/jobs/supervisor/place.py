@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from farandole.job.runs.folder import make_private
 from farandole.job.runs.home import RunsHome
 
-# Magic numbers of network file systems in statfs(2), on which locks and SQLite's shared memory are
-# not reliable.
+# The magic numbers of network file systems in statfs(2). Locks and SQLite's shared memory are not
+# reliable on these.
 _NETWORK = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -30,10 +30,10 @@ _NETWORK = {
 
 
 def state_folder(home: RunsHome) -> str:
-    """Return the folder for a home's local state, created for this user alone.
+    """Return the folder for a home's local state; create it readable by this user alone.
 
-    It is below ``$XDG_STATE_HOME`` (default ``~/.local/state``), or below the temporary folder if
-    that is on a network file system.
+    The folder is below ``$XDG_STATE_HOME`` (default ``~/.local/state``), or below the temporary
+    folder if that path is on a network file system.
     """
     key = hashlib.blake2b(home.path.encode(), digest_size=8).hexdigest()
     state = os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
@@ -66,7 +66,7 @@ def network_file_system(path: str) -> str:
 
 
 def _magic(path: str) -> int:
-    """Return ``f_type`` of statfs(2), which is the first word of its result; 0 if it fails."""
+    """Return ``f_type``, the first word of the result of statfs(2); 0 if the call fails."""
     library = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(256)
     if library.statfs(os.fsencode(path), buffer):
@@ -77,7 +77,7 @@ def _magic(path: str) -> int:
 
 @contextlib.contextmanager
 def socket_address(home: RunsHome) -> Iterator[str]:
-    """Yield the path of the supervisor's socket, in a form that is short enough for any home."""
+    """Yield a path of the supervisor's socket that is short enough whatever the home's path."""
     folder = os.open(state_folder(home), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/supervisor.sock"

@@ -1,4 +1,4 @@
-"""Selects the waiting runs that start now, as a pure function of the queue."""
+"""The choice of the waiting runs that start now: a pure function of the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.jobs.targets.contract import Capacity
 
 
 class WaitingRun(NamedTuple):
-    """A run in the queue. ``number`` is its place in the order of submissions."""
+    """A run in the queue; ``number``: its position in the order of submissions."""
 
     run_id: str
     number: int
@@ -32,7 +32,7 @@ class ActiveRun(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A decision about a waiting run: it starts, or is rejected because of ``cause``."""
+    """A decision about a waiting run: start it, or reject it because of ``cause``."""
 
     run_id: str
     cause: str = ""
@@ -45,17 +45,17 @@ def turns(
     limits: Mapping[str, int],
     states: Mapping[str, RunState | None],
 ) -> list[Turn]:
-    """Return the decisions of this moment, in the order in which they are to be carried out.
+    """Return the decisions to carry out now, in order.
 
-    - ``capacities``: By target; None for a target with a queue of its own, which gets every run at
-      once.
-    - ``limits``: The largest number of active runs by experiment; an experiment without an entry
+    - ``capacities``: The capacity of each target; None for a target with its own queue, which gets
+      every run at once.
+    - ``limits``: The largest number of active runs by experiment; without an entry, an experiment
       has no limit.
-    - ``states``: The states of the runs that others come after; None for an unknown run.
+    - ``states``: The states of the runs on which others depend; None for an unknown run.
 
-    Runs with a higher priority come first, then those submitted first. A run that does not fit yet
-    is not overtaken by later ones on the same target, so that large runs do not starve. A run that
-    awaits others, or whose experiment is at its limit, does not hold up the queue.
+    Runs start by priority, then in the order of submission. While a run waits for resources, later
+    runs on the same target wait too, so that large runs do not starve. A run that waits for other
+    runs, or for its experiment's limit, does not hold up the queue.
     """
     found: list[Turn] = []
     free = _Free(active, capacities)
@@ -79,7 +79,7 @@ def turns(
 
 
 def _dependencies(after: Sequence[str], states: Mapping[str, RunState | None]) -> str | None:
-    """Return "" if all earlier runs have completed, None if one is awaited, else the obstacle."""
+    """Return "" if all runs of ``after`` have completed, None while they may, else the obstacle."""
     awaited = False
     for run_id in after:
         state = states.get(run_id)
@@ -92,7 +92,7 @@ def _dependencies(after: Sequence[str], states: Mapping[str, RunState | None]) -
 
 
 class _Free:
-    """The free places of all targets."""
+    """The free resources of all targets."""
 
     def __init__(
         self, active: Collection[ActiveRun], capacities: Mapping[str, Capacity | None]
@@ -104,7 +104,7 @@ class _Free:
             self._occupy(run.target, run.resources)
 
     def take(self, run: WaitingRun) -> bool:
-        """Occupy places for the run and return True; return False if it has to wait."""
+        """Occupy resources for the run and return True; return False if it has to wait."""
         if run.target in self._blocked or run.target not in self._capacities:
             return False
         capacity = self._capacities[run.target]
@@ -116,7 +116,7 @@ class _Free:
 
     def _fits(self, run: WaitingRun, capacity: Capacity) -> bool:
         used = self._used.get(run.target)
-        if used is None:  # alone, a run may use more cores than there are
+        if used is None:  # a run that has the target to itself may ask for more cores than exist
             return True
         wanted = total(run.resources)
         return (
@@ -138,7 +138,7 @@ class _Free:
 
 
 def total(resources: Resources) -> Resources:
-    """Return what all ranks together occupy, as one rank's resources."""
+    """Return the total resources of all ranks."""
     ranks = resources.ranks
     return Resources(
         cores=resources.cores * ranks,

@@ -1,4 +1,4 @@
-"""Starts the supervisor if none runs, and wakes a running one."""
+"""Starting the supervisor, or waking a running one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wake(home: RunsHome) -> bool:
         try:
             with socket_address(home) as address:
                 sender.sendto(b"wake", address)
-        except BlockingIOError:  # it has not yet read earlier messages
+        except BlockingIOError:  # the supervisor has not read earlier messages yet
             return True
         except OSError:
             return False
@@ -32,19 +32,19 @@ def wake(home: RunsHome) -> bool:
 def ensure_running(home: RunsHome) -> None:
     """Wake the supervisor, or start one that outlives this process and its terminal.
 
-    Returns at once; of several supervisors that are started, one stays.
+    Returns at once. If several processes start a supervisor, all but one exit.
     """
     if not (is_running(home) and wake(home)):
         start(home)
 
 
 def is_running(home: RunsHome) -> bool:
-    """Return whether a supervisor of this home runs."""
+    """Return whether a supervisor of this home is running."""
     return running_pid(home) is not None
 
 
 def running_pid(home: RunsHome) -> int | None:
-    """Return the process id of the supervisor, which holds a lock; None if none runs.
+    """Return the process id of the supervisor; None if no process holds its lock.
 
     The id is 0 for a moment while a supervisor starts.
     """
@@ -62,10 +62,10 @@ def running_pid(home: RunsHome) -> int | None:
 
 
 def start(home: RunsHome) -> None:
-    """Start a supervisor in a session of its own.
+    """Start a supervisor in its own session.
 
-    Where a systemd manager of the user runs and the user lingers, the supervisor is one of its
-    units, so that it survives the end of the login session.
+    If the user has a systemd manager and lingering is enabled, the supervisor becomes a unit of
+    this manager, so that it survives the end of the login session.
     """
     home.folder("runs")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -82,18 +82,18 @@ def start(home: RunsHome) -> None:
         )
     finally:
         os.close(log)
-    process.returncode = 0  # it outlives this process, which need not wait for it
+    process.returncode = 0  # avoids a warning: the child outlives this process
 
 
-# A scope is tried first, because a manager that refuses it would leave no supervisor at all. After
-# that, systemd-run and the shell become the supervisor, which stays in its session.
+# Try a scope first: if the manager refuses it, start the supervisor without. In both cases exec
+# replaces the shell, so the supervisor keeps its session.
 _SCOPE = "systemd-run --user --scope --quiet --collect"
 _IN_SCOPE = f'{_SCOPE} true </dev/null && exec {_SCOPE} "$@"; exec "$@"'
-_SAFE = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the user's folder
+_SAFE = ["-P"] if sys.version_info >= (3, 11) else []  # import no modules of the user's folder
 
 
 def _survivor() -> list[str]:
-    """Return a prefix that puts a command under the user's systemd; empty where that cannot be."""
+    """Return a prefix that runs a command under the user's systemd; empty if that is impossible."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     lingers = False
     with contextlib.suppress(OSError, KeyError):
