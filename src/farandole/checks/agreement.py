@@ -2,7 +2,7 @@
 
 ``replicas`` decides when to compare and interprets the result; the framework supplies weights and
 settings. A comparison is usually one reduction of a few words: digests are equal if their minimum
-is their maximum. Only if they differ, every rank sends a report. Joined ranks need not take part.
+is their maximum. Ranks send a report only if digests differ. Joined ranks need not take part.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Explaining(Protocol):
     """A replica that may know why the weights of the ranks differ."""
 
     def cause(self) -> str:
-        """Return the cause and the cure, or an empty text. Called after a difference was found."""
+        """Return the cause and the cure, or an empty text. Called after a difference is found."""
 
 
 class ReplicaComparison:
@@ -119,7 +119,7 @@ class ReplicaComparison:
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
             gradients,
             self._calls.digest(self._ordered) if self._calls is not None else None,
-            # equal only if the other ranks have joined: one rank equals itself
+            # equal only if all other ranks have joined, because each rank's number differs
             self._engine.rank,
             self._history.compared,  # smaller on a rank that had joined
             self._digest_held(),

@@ -28,12 +28,11 @@ LEAST = 2  # minimum rows of a batch, if there are enough: BatchNorm has no stat
 class Batch(NamedTuple):
     """A batch of columns.
 
-    ``rows``: the number of rows that count; a rank without rows holds another rank's row, which
-    counts
-    0. ``share``: the factor for the mean over this rank's rows, so that the average over ranks
-      equals the mean over all rows. ``even``: the number of rows if all ranks had equally many.
-      ``others``: columns made by transformation_fn, by name, for a model that takes columns by
-      name.
+    ``rows``: the number of rows that count; a rank without rows holds a row of another rank, which
+    does not count. ``share``: the factor for the mean over this rank's rows, so that the average
+    over ranks equals the mean over all rows. ``even``: the number of rows per rank if all ranks had
+    equally many. ``others``: columns made by transformation_fn, by name, for a model that takes
+    columns by name.
     """
 
     inputs: tuple[Array, ...]
@@ -47,7 +46,7 @@ class Batch(NamedTuple):
 
 class Batches:
     """Batches of a rank. Each ``for`` loop is an epoch of all rows, or of the requested number of
-    steps, after which the next loop continues.
+    steps; the next loop continues after them.
     """
 
     def __init__(
@@ -121,8 +120,8 @@ class Batches:
                 for arrays in batches:
                     done += 1
                     last = done == left
-                    # known before the last batch is handed out, because a prefetching consumer may
-                    # not request another one
+                    # set before the last batch is handed out: a prefetching consumer may not
+                    # request another batch
                     if last:
                         self._next = self._reader.state_dict(done)
                     yield self._batch(arrays, deal[done - 1])
@@ -138,7 +137,7 @@ class Batches:
 
     def load(self, state: Mapping[str, int]) -> None:
         """Resume at a state. The epoch begins with the first rows if the data's rows now have
-        another order, and if an epoch of all rows follows epochs of some.
+        another order, or if an epoch of all rows follows epochs of some rows.
         """
         try:
             if not self._reading.steps and state.get("position"):

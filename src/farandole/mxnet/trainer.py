@@ -248,10 +248,10 @@ class _TrainerGradient:
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
-        """Return the array to send: the sum over this rank's devices, or zeros if it was not
-        computed since the last step.
+        """Return the array to send: the sum of the gradients on this rank's devices, or zeros if
+        none was computed since the last step.
 
-        It may be the gradient's own memory, which MXNet does not use until ``unpack``.
+        The array may be the gradient's own memory, which MXNet does not use until ``unpack``.
         """
         first, *others = self.parameter.list_grad()
         shape = first.shape
@@ -290,8 +290,8 @@ class _TrainerGradient:
 
 
 def _values(gradient: Any) -> Array:
-    """Return flat values; bfloat16, which numpy does not know, as float32. No operation reads the
-    gradient any more.
+    """Return the gradient's values as a flat array, bfloat16 as float32 because numpy lacks it. No
+    operation reads the gradient after this.
     """
     values, dtype = writable(gradient)
     return widen(values, dtype) if dtype is DType.BFLOAT16 else values

@@ -77,7 +77,7 @@ class BucketReducer:
 
     @property
     def engine(self) -> Engine:
-        """The present engine of the process set."""
+        """The current engine of the process set."""
         return self._id.engine
 
     # Calls by the framework.
@@ -116,8 +116,8 @@ class BucketReducer:
                 self._launch()
 
     def end_of_backward(self) -> None:
-        """Make gradients final if the backward pass that just ended was the last of the step for
-        some of them. This includes gradients of other optimizers from the same pass.
+        """Make gradients final if the backward pass that just ended was the step's last pass for
+        some of them. This includes gradients of other optimizers in the same pass.
         """
         if self.due:
             others = [
@@ -173,9 +173,9 @@ class BucketReducer:
             self._begin()
 
     def start_over(self) -> None:
-        """Expect the gradients of a step, whatever the state of the last one: the program returns
-        to an earlier state. Buckets in flight (backward raised) stay so, because other ranks may
-        wait for them.
+        """Expect the gradients of a new step, whatever the state of the last one: the program
+        returns to an earlier state. Buckets stay in flight (if backward raised), because other
+        ranks may wait for them.
         """
         with self.lock:
             engine = self._engine()
@@ -302,8 +302,8 @@ class BucketReducer:
             raise
 
     def _take_spread(self, tally: Tally) -> None:
-        """Agree on the spread of the ballots. Joined ranks know an older one, so they have to agree
-        too; otherwise some ranks would compare replicas alone.
+        """Agree on the spread of the ballots. Joined ranks know only an older spread, so they take
+        part too; otherwise some ranks would compare replicas alone.
         """
         wanted = tally.compare_replicas or not tally.spread_was_known
         self._checks.on_agreed(tally.spread, wanted=wanted)

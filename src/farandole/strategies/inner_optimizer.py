@@ -1,5 +1,5 @@
-"""The optimizer that takes the results of an exchange, and the strategies and codecs that do not go
-with it.
+"""The optimizer inside a distributed one, and the strategies and codecs that are unsuited to
+it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from farandole.checks.finding import Finding
 from farandole.checks.reporting import warn_once
 from farandole.job import context
 
-_LONG = 0.1  # the longest step of a weight whose direction alone is known
-_FAR = 1.5  # the longest outer step, in mean changes, that goes with momentum inside
+_LONG = 0.1  # the longest step of a weight if only its direction is known
+_FAR = 1.5  # the longest outer step, in mean changes, that suits momentum inside
 _MUCH = 0.5  # momentum inside
 _GROWTH = 2.0  # of the norm of weights, in one outer step
 
@@ -22,9 +22,9 @@ _GROWTH = 2.0  # of the norm of weights, in one outer step
 class InnerOptimizer(NamedTuple):
     """The facts about one group of an optimizer's parameters that a codec or strategy depends on.
 
-    ``name``: of its class. ``rate``: the learning rate; 0 if unknown. ``momentum``: of a velocity
-    to which gradients are added. ``adaptive``: steps are divided by the size of past gradients, as
-    Adam's are.
+    ``name``: the class's name. ``rate``: the learning rate; 0 if unknown. ``momentum``: the factor
+    of a velocity to which gradients are added. ``adaptive``: whether steps are divided by the size
+    of past gradients, as in Adam.
     """
 
     name: str
@@ -39,7 +39,7 @@ _ADAPTIVE = ("Ada", "Rms", "RMS", "Nadam", "Ftrl", "Lamb", "FTML", "LAMB")
 
 def of_named(optimizer: object, rate: object = 0.0) -> InnerOptimizer:
     """Return the facts about an optimizer of Keras, TensorFlow or MXNet, from its class and
-    attributes. Values that are no plain numbers, as schedules are, count as unknown.
+    attributes. Values other than plain numbers, such as schedules, count as unknown.
     """
     names = [each.__name__ for each in type(optimizer).__mro__]
     value = _plain(optimizer, "momentum", "_momentum")
@@ -58,7 +58,7 @@ def of_named(optimizer: object, rate: object = 0.0) -> InnerOptimizer:
 def _plain(optimizer: object, *names: str) -> float:
     """Return the first of these attributes that is a number from 0 to less than 1; 0 if none is."""
     for name in names:
-        # optimizers of Keras 2 make a variable of a number when it is read as an attribute
+        # reading an attribute of a Keras 2 optimizer turns a number into a variable
         numbers = getattr(optimizer, "_hyper", {})
         found = numbers[name] if name in numbers else getattr(optimizer, name, None)
         if isinstance(found, int | float) and 0 <= found < 1:
@@ -69,8 +69,8 @@ def _plain(optimizer: object, *names: str) -> float:
 def check_fit(
     label: str, inner: Sequence[InnerOptimizer], codec: Codec | None, strategy: Strategy | None
 ) -> None:
-    """Log the findings about an optimizer that does not go with its codec or strategy, once for
-    each codec or strategy, on rank 0.
+    """Log the findings about an optimizer that is unsuited to its codec or strategy, once for each
+    codec or strategy, on rank 0.
     """
     settings = context.settings()
     if context.rank() == 0 and settings.check != "off":

@@ -50,8 +50,8 @@ def slots_of(
 class WeightExchange:
     """Exchanges of one optimizer's weights.
 
-    ``label``: the optimizer's, for messages. ``kinds``: the kinds of the strategy's slots (see
-    ``contracts.Strategy``) and of the encoding's.
+    ``label``: the optimizer's label for messages. ``kinds``: the kinds of slots (see
+    ``contracts.Strategy``) of the strategy and of the encoding.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
@@ -90,7 +90,7 @@ class WeightExchange:
 
     @property
     def lasts(self) -> bool:
-        """True if that state belongs to the program and outlives this exchange."""
+        """True if the state outside slots belongs to the program and outlives this exchange."""
         return not isinstance(self.strategy, Consolidating) and self._options.owner is not None
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
@@ -235,9 +235,9 @@ class StatefulExchange:
         self.exchange = WeightExchange(label, options, strategy)
         self._slots: list[list[Array | None]] | None = None  # None until they have begun
         self._places: list[int] | None = None  # indexes of the weights that take part; None: all
-        # indexes of the weights that a checkpoint was about to exchange
+        # indexes of the weights in the next exchange, from a checkpoint
         self._waiting: Sequence[int] = ()
-        # whether the slots are a checkpoint's, with shapes that were not compared yet
+        # whether the slots come from a checkpoint and their shapes are still unchecked
         self._loaded = False
         self._total = 0  # number of the optimizer's weights
         self._exchanged = False  # after the last step
@@ -260,12 +260,12 @@ class StatefulExchange:
         *,
         stepping: bool = False,
     ) -> None:
-        """Begin the missing slots: all slots, the slots of new weights (at the end) or newly
-        trained ones, or a kind of slot that a checkpoint lacks.
+        """Begin the missing slots: all slots, the slots of new weights (at the end) or of newly
+        trained weights, or a kind of slot that a checkpoint lacks.
 
-        ``weights``: all of the optimizer's. ``trained``: which are not frozen (None: all). A weight
-        that is frozen later takes part until its last changes have been exchanged. ``stepping``: a
-        step follows.
+        ``weights``: all weights of the optimizer. ``trained``: which of them are not frozen (None:
+        all). A weight that is frozen later takes part until its last changes have been exchanged.
+        ``stepping``: a step follows.
         """
         now = [place for place in range(len(weights)) if trained is None or trained[place]]
         done, self._exchanged = stepping and self._exchanged, self._exchanged and not stepping
@@ -324,9 +324,9 @@ class StatefulExchange:
         return list(items) if self._places is None else [items[place] for place in self._places]
 
     def at_end_of_epoch(self, step: int) -> bool:
-        """Return whether weights are exchanged at the end of an epoch, after this step. They are
-        not if all ranks exchanged in their last step. Collective if the strategy wants epochs,
-        because ranks may take different numbers of steps.
+        """Return whether to exchange weights at the end of an epoch, after this step: not if all
+        ranks exchanged in their last step. Collective if the strategy exchanges at the end of
+        epochs, because ranks may take different numbers of steps.
         """
         return self.strategy.epochs and self.exchange.any_of(step != self._last)
 
@@ -343,7 +343,7 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Exchange weights as ``WeightExchange`` does. ``weights``: those that take part. Raises
+        """Exchange weights as ``WeightExchange`` does. ``weights``: the ones that take part. Raises
         ValueError if the slots belong to another number of weights.
         """
         assert self._slots is not None
@@ -363,7 +363,7 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Average as ``WeightExchange.average`` does. ``weights``: those that take part."""
+        """Average as ``WeightExchange.average`` does. ``weights``: the ones that take part."""
         # Other ranks may have taken steps already.
         if isinstance(self.strategy, Consolidating) and not self.begun:
             self.begin(weights, lambda weight: weight)
@@ -385,8 +385,8 @@ class StatefulExchange:
     def _check_shapes(
         self, slot: Sequence[Array], weights: Sequence[Array], names: Sequence[str] | None
     ) -> None:
-        """Raise ValueError if a slot of a checkpoint has another shape than its weight: numpy would
-        silently broadcast a size of 1.
+        """Raise ValueError if a slot of a checkpoint does not have the shape of its weight: numpy
+        would silently broadcast a size of 1.
         """
         for place, (kept, weight) in enumerate(zip(slot, weights, strict=False)):
             if kept.shape != weight.shape:
@@ -399,7 +399,7 @@ class StatefulExchange:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the slots (``None`` for untrained weights), the strategy's spec, and the
-        indexes of the weights in the next exchange, including those frozen before it.
+        indexes of the weights in the next exchange, including weights frozen before it.
         """
         return {
             "strategy": self.strategy.spec,

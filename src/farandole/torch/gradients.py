@@ -80,9 +80,9 @@ class TorchGradient:
         self._sparse = 0
         self._strides: tuple[int, ...] | None = None  # of the place, equal on all ranks
         self._array: Any = None  # the place
-        # The same, as a tensor. Programs see it, and may replace its memory (model.to(...)).
+        # The place as a tensor. Programs see it, and may replace its memory (model.to(...)).
         self._view: Any = None
-        self._room: Any = None  # the same, in the shape of the view
+        self._room: Any = None  # the place, in the shape of the view
         self._address = 0  # of the place
         self._seen = 0  # address of the parameter when it was last checked
         self._like_view = True  # whether the parameter still has the layout of the view
@@ -122,7 +122,7 @@ class TorchGradient:
         if parameter.is_complex():
             flat = torch.view_as_complex(flat.view(parameter.numel(), 2))
         self._array, self._address = array, flat.data_ptr()
-        # The layout that autograd gives to gradients, so its additions run in memory order.
+        # Autograd's layout for gradients, so that its additions run in memory order.
         strides = self._strides
         view = (
             flat.view(parameter.shape)
@@ -150,7 +150,7 @@ class TorchGradient:
                 array = None
             if array is None:
                 view.copy_(dense)
-            else:  # takes 4/5 of the time if the gradient is large
+            else:  # 4/5 of the time of torch's copy if the gradient is large
                 np.copyto(self._room, array)
             if gradient.requires_grad:
                 self._graph = gradient
@@ -287,8 +287,8 @@ class TorchGradient:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        """Return the gradient as a dense tensor, and note its form: the result returns in the same
-        form, because optimizers for sparse gradients refuse dense ones, and the reverse.
+        """Return the gradient as a dense tensor, and note its form. The result has the same
+        form, because optimizers for sparse gradients reject dense ones, and the reverse.
         """
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
@@ -307,8 +307,8 @@ class _WithGraph(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _travels_as(parameter: Any) -> DType | None:
-    """Return the dtype with which a parameter's gradient travels; complex numbers travel as
-    pairs.
+    """Return the dtype in which a parameter's gradient travels. Complex numbers travel as pairs of
+    floats.
     """
     return DTYPES.get(_PAIRS.get(parameter.dtype, parameter.dtype))
 
@@ -322,10 +322,9 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
 
 
 class Arrivals:
-    """Reports gradients to a reducer as they arrive, and the end of the backward pass that computes
-    them.
+    """Reports to a reducer each gradient as it arrives, and the end of the backward pass.
 
-    Gradients that later hooks of the program may change are reported after those hooks: at the end
+    Gradients that later hooks of the program may change are reported after these hooks: at the end
     of backward, or in ``catch_up()``.
     """
 
@@ -338,8 +337,8 @@ class Arrivals:
     def hook(self, index: int, parameter: Any) -> Any:
         """Report the gradients of ``parameter`` from now on. Return a handle with ``remove()``.
 
-        Raises ValueError if another reducer has the parameter and one of the two uses Sum, which
-        would give a sum of sums.
+        Raises ValueError if another reducer has the parameter and one of the two reducers uses Sum:
+        the result would be a sum of sums.
         """
         if self._added_twice(parameter):
             gc.collect()  # may free an optimizer without references
@@ -377,8 +376,8 @@ def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) ->
 
 
 def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for hooks to call. It makes ``catch_up`` run when the present backward pass
-    ends, and reports that end to ``reducer``.
+    """Return a function for hooks to call. When the current backward pass ends, it calls
+    ``catch_up`` and reports the end to ``reducer``.
     """
     seen = -1
     thread = 0  # the thread in a backward pass; nested passes share it

@@ -186,7 +186,7 @@ class _Distributed:
         state.after_step()
         return value
 
-    # torch would run the step hooks here and again in the base
+    # otherwise torch would run the step hooks twice: here and in the base class
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
@@ -382,7 +382,7 @@ class OptimizerState:
         codec.group_of = lambda: inner_optimizer.places_of(found(), known)
 
     def look_around(self) -> None:
-        """Hook new and newly trainable parameters, and forget those that left the groups."""
+        """Hook new and newly trainable parameters, and drop parameters removed from the groups."""
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
             return
@@ -433,8 +433,8 @@ class OptimizerState:
             self._synchronized = True
 
     def start_over(self) -> None:
-        """Drop the state of the present step: the program returns to an earlier state and removes
-        the gradients.
+        """Drop the state of the current step, because the program returns to an earlier state and
+        removes the gradients.
         """
         if self.reducer is not None:
             self.catch_up()
@@ -543,7 +543,7 @@ def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _same(groups: list[list[Any]], others: list[list[Any]]) -> bool:
-    """Return whether both hold the same objects."""
+    """Return whether both lists hold the same objects."""
     return len(groups) == len(others) and all(
         len(group) == len(other) and all(map(operator.is_, group, other))
         for group, other in zip(groups, others, strict=True)

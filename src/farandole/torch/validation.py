@@ -1,5 +1,5 @@
 """Checks of DistributedOptimizer's arguments. They raise ValueError for invalid arguments, and
-TypeError for objects that are no optimizers.
+TypeError for objects that are not optimizers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NO_NAME = "allreduce.noname."  # the beginning of names of unnamed parameters
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Return names by the parameter's id; empty without ``named_parameters``. Raises ValueError for
-    duplicate or missing names.
+    """Return names by parameter id; an empty dict without ``named_parameters``. Raises ValueError
+    for duplicate or missing names.
     """
     if named_parameters is None:
         return {}
@@ -91,7 +91,7 @@ def name_of(group: int, place: int) -> str:
 
 
 def check_members(groups: Any) -> None:
-    """Raise ValueError if ``groups`` lists members that are no tensors, or one twice."""
+    """Raise ValueError if ``groups`` has members that are not tensors, or a tensor twice."""
     members = (
         [parameter for group in groups for parameter in group]
         if isinstance(groups, (list, tuple))

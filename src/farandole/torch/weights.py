@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step alone and exchange weights by a strategy."""
+"""Distributed optimizers that step alone on each rank and exchange weights by a strategy."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class WeightState:
         self._strategy = strategy
         self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
-        # without ``self``, so that this object ends with its optimizer
+        # no reference to ``self``, so that this object is freed with its optimizer
         self._exchange.inner = lambda: inner_optimizer.groups_of(reference())
         self._set = options.process_set
         # whether this optimizer created the codec, if there is one
         self._own = options.owner is None
         kept = () if callable(buffers) else list(buffers)
-        # The model may replace its buffers: ``model.to(device)``.
+        # a function, because the model may replace its buffers: ``model.to(device)``
         self._buffers = buffers if callable(buffers) else lambda: kept
         self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
@@ -120,9 +120,10 @@ class WeightState:
         codec_state.load(self._exchange.codec, self._set, state, own=self._own)
 
     def shared(self) -> dict[str, Any]:
-        """Return the state that ranks share: the number of steps, and the slots if this strategy's
-        are equal on all ranks. A checkpoint's shared state lasts until the next step, because
-        ``broadcast_parameters``, which comes first, makes strategies begin again.
+        """Return the state that ranks share: the number of steps, and the slots if the strategy
+        keeps them equal on all ranks. The shared state of a checkpoint lasts until the next step,
+        because ``broadcast_parameters``, which comes before that step, makes strategies begin
+        again.
         """
         if self._loaded is not None:
             return self._loaded
@@ -144,8 +145,8 @@ class WeightState:
             self._kept.load_state_dict({**state, "slots": slots})
 
     def overwritten(self, places: Container[int]) -> None:
-        """Note that all ranks got new values at these addresses. If weights are among them, the
-        strategy's state begins again: its deltas would include the change.
+        """Handle new values that all ranks got at these addresses. If weights are among them, the
+        strategy's state begins again, because its deltas would include the change.
         """
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
             self._restart()
@@ -156,7 +157,7 @@ class WeightState:
         self._kept.restart()
 
     def _parameters(self) -> list[tuple[str, Any]]:
-        """Return (name, parameter) pairs, one for parameters with the same memory
+        """Return (name, parameter) pairs, only one for all parameters with the same memory
         (``decoder.weight.data = encoder.weight.data``).
         """
         optimizer: Any = self._optimizer()
@@ -184,7 +185,7 @@ class WeightState:
     def _keep(self, *, stepping: bool = False) -> None:
         named = self._parameters()
         self._look([parameter for _, parameter in named])
-        # A parameter that was frozen after it got its gradient takes part in this step.
+        # A parameter that is frozen but already has a gradient takes part in this step.
         trained = [parameter.requires_grad or parameter.grad is not None for _, parameter in named]
         self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
 
@@ -229,8 +230,8 @@ class WeightState:
 
 
 def _memory(tensor: Any) -> Any:
-    """Return a key that is equal for tensors with the same memory, in whatever order (a matrix and
-    its transpose).
+    """Return a key that is equal for tensors with the same memory, even in a different order (a
+    matrix and its transpose).
     """
     count = tensor.numel()
     if not count:
@@ -242,8 +243,8 @@ def _memory(tensor: Any) -> Any:
 
 
 def _span(tensor: Any) -> tuple[Any, int, int]:
-    """Return the device, and the addresses of the first element and behind the last one. There may
-    be gaps between.
+    """Return the device, the address of the first element, and the address after the last one.
+    Elements may have gaps between them.
     """
     begin = tensor.data_ptr()
     if tensor.is_contiguous():
@@ -290,7 +291,7 @@ def _holds_reals(tensor: Any) -> bool:
 
 class Held:
     """A tensor as an array that a strategy may change: its own memory, or a copy that is written
-    back. Complex tensors give real and imaginary parts.
+    back. Complex tensors become real and imaginary parts.
     """
 
     def __init__(self, tensor: Any) -> None:

@@ -197,7 +197,7 @@ def local_layers_of(optimizer: Any) -> list[Any]:
 
 
 def exchange_of(optimizer: Any) -> KerasExchange | None:
-    """Return the exchange of its weights; None if it exchanges gradients, or nothing."""
+    """Return the optimizer's exchange of weights; None if it exchanges gradients or nothing."""
     state = state_of(optimizer)
     return None if state is None else state.exchange
 
@@ -233,7 +233,7 @@ def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
 def _rate_of(optimizer: Any) -> float:
     """Return the first learning rate; 0 for a schedule, and in a graph."""
     try:
-        numbers = getattr(optimizer, "_hyper", {})  # reading the attribute makes a variable of it
+        numbers = getattr(optimizer, "_hyper", {})  # reading the attribute would make a variable
         return float(numbers.get("learning_rate") or optimizer.learning_rate)
     except Exception:  # of TensorFlow, or because it is a schedule
         return 0.0

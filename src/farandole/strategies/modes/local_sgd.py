@@ -1,8 +1,8 @@
 """Local SGD and its outer optimizers: ranks step alone and average their weights now and then.
 
-The mean of all ranks' weights replaces them (Stich, "Local SGD Converges Fast and Communicates
-Little", 2019), or serves as the gradient of an outer optimizer: an outer step leads from the
-weights of the last exchange towards the mean.
+The mean of all ranks' weights replaces the weights (Stich, "Local SGD Converges Fast and
+Communicates Little", 2019), or an outer optimizer takes a step from the weights of the last
+exchange towards the mean.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LocalSGD:
 
     @property
     def spec(self) -> str:
-        """The complete spec; it differs between ranks with different options."""
+        """The complete spec, to compare options between ranks."""
         outer = f",outer={self.outer}" if self.outer and type(self) is LocalSGD else ""
         outer += f",lr={self.lr:g},momentum={self.momentum:g}" if self.outer else ""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
