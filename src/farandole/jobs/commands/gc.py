@@ -87,7 +87,7 @@ def chosen(
     experiment: str | None = None,
     state: str | None = None,
 ) -> list[IndexedRun]:
-    """Return the runs to delete, from ``rows``, which are sorted from new to old."""
+    """Return the rows of the runs to delete. ``rows`` are sorted, newest first."""
     seen: dict[str, int] = {}
     found = []
     for row in rows:
@@ -105,7 +105,7 @@ def chosen(
 
 
 def folder_size(path: str) -> int:
-    """Return the bytes of all files below a folder."""
+    """Return the total size in bytes of all files below a folder."""
     return sum(
         os.lstat(os.path.join(where, name)).st_size
         for where, _, names in os.walk(path)

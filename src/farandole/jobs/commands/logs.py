@@ -41,6 +41,6 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(text)
     sys.stdout.flush()
     if (end := folder.end()) and end["state"] == RunState.FAILED.value:
-        # The error of a rank is in its own log and in the cause, not in the log of all ranks.
+        # A rank's error is in its own log and in the run's cause, but not in the log of all ranks.
         report_end(folder)
     return 0

@@ -1,4 +1,4 @@
-"""Output that several commands share: tables, JSON, and a run's log until its end."""
+"""Common output of the commands: tables, JSON, and a run's log until its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def print_json(data: Any) -> int:
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a table of aligned columns; the first row is the header.
 
-    Line breaks and control characters, as names may have them, are shown as escapes.
+    Line breaks and control characters, which names may contain, are shown as escapes.
     """
     rows = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -36,7 +36,7 @@ def _printable(text: str) -> str:
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> str:
-    """Return names and values, one pair a line; pairs without a value are left out."""
+    """Return names and values as text, one pair per line; omit pairs without a value."""
     shown = [
         (name, "\n".join(map(_printable, value.split("\n")))) for name, value in facts if value
     ]
@@ -46,7 +46,7 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def follow_to_end(folder: RunFolder, rank: int | None = None, tail: int = 0) -> int:
-    """Print a run's output until it ends, then its end; return its exit status."""
+    """Print a run's output until the run ends, then its final state; return its exit status."""
     for text in follow.follow(folder, rank, tail):
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -54,7 +54,7 @@ def follow_to_end(folder: RunFolder, rank: int | None = None, tail: int = 0) -> 
 
 
 def report_end(folder: RunFolder) -> int:
-    """Write how a run has ended to stderr, and return its exit status."""
+    """Write the end of a run to stderr, and return the run's exit status."""
     end = folder.end() or {}
     state = RunState(end["state"])
     took = readable_duration(duration(folder))

@@ -1,4 +1,4 @@
-"""``farandole rerun``: the same command, source and environment once more, as a new run."""
+"""``farandole rerun``: a new run with the command, source and environment of an old one."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFo
         with open(folder.file("function.pkl"), "rb") as file:
             call = pickling.unpack(file.read())
     snapshot = folder.file("snapshot") if os.path.isdir(folder.file("snapshot")) else ""
-    # A run that was not submitted has no snapshot: its source is taken as it is now.
+    # A run that was not submitted has no snapshot, so use the current state of its source.
     source = spec.source if folder.submitted().get("tracked") else ""
     request = Submission(again, source=source, call=call, snapshot=snapshot, data=_lock(folder))
     return submit(request, home)
 
 
 def _lock(folder: RunFolder) -> dict[str, bytes]:
-    """Return the lock file of an environment that was built for a run, if any."""
+    """Return the lock file of the environment that was built for a run, if any."""
     path = folder.file(LOCK)
     if folder.spec().environment.policy != "build" or not os.path.exists(path):
         return {}

@@ -84,7 +84,7 @@ def _cells(row: IndexedRun) -> tuple[str, ...]:
 
 
 def seconds_of(row: IndexedRun) -> float | None:
-    """Return the seconds that a run has been running; None before it began."""
+    """Return the seconds from a run's start to its end, or to now; None before the start."""
     if row.started is None:
         return None
     return max(0.0, (row.ended or time.time()) - row.started)

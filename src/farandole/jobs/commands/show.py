@@ -1,4 +1,4 @@
-"""``farandole show``: everything about one run."""
+"""``farandole show``: all facts about one run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _pairs(values: dict[str, Any]) -> str:
 
 
 def _numbers(values: dict[str, float]) -> str:
-    """Return the last values of metrics, a line each; bytes in a readable unit."""
+    """Return the last values of metrics, one per line; bytes in a readable unit."""
     return "\n".join(
         f"{name.replace('_bytes', '')}  {readable_size(int(value))}"
         if "_bytes" in name

@@ -25,7 +25,7 @@ EXAMPLE = """farandole submit --nodes 2 --ranks-per-node 2 -- python train.py --
          farandole submit --input data=s3://bucket/x.zip -- python train.py --data {data}"""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-# Settings that options of this command replace.
+# Settings for which this command has its own options.
 _OWN = ("grace_seconds", "track")
 
 
@@ -178,18 +178,18 @@ def run_id(text: str) -> str:
 
 
 def experiment_of(options: argparse.Namespace) -> str:
-    """Return the experiment that the options name or suggest."""
+    """Return the experiment from the options, or a default derived from them."""
     return options.experiment or _experiment(options.name or options.source)
 
 
 def _experiment(text: str) -> str:
-    """Return a name for an experiment that resembles ``text``, a display name or a folder."""
+    """Return the name of an experiment, derived from a display name or a folder."""
     found = re.sub(r"[^A-Za-z0-9_.-]+", "-", os.path.basename(os.path.abspath(text))).strip("-.")
     return found[:100] if re.fullmatch(EXPERIMENT, found[:100]) else "default"
 
 
 def size(text: str) -> int:
-    """Return the bytes of a size such as ``4G``."""
+    """Return the number of bytes for a size such as ``4G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M or 4G")
@@ -197,7 +197,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a time such as ``90m``, ``2h`` or ``30``."""
+    """Return the seconds for a duration such as ``90m``, ``2h`` or ``30``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip().lower())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90s, 20m, 2h or 1d")
@@ -205,7 +205,7 @@ def duration(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return name and value of ``NAME=VALUE``."""
+    """Return the name and the value of ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} must have the form NAME=VALUE")

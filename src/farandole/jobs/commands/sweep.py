@@ -1,4 +1,4 @@
-"""``farandole sweep``: a script with many values of its parameters."""
+"""``farandole sweep``: run a script with many values of its parameters."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parameter(text: str) -> tuple[str, Distribution]:
-    """Return name and distribution of ``NAME=VALUES``."""
+    """Return the name and the distribution of ``NAME=VALUES``."""
     name, values = pair(text)
     try:
         return name, parse_distribution(values)

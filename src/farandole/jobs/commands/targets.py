@@ -108,7 +108,7 @@ def _add(home: RunsHome, options: Any) -> int:
 
 
 def _show(home: RunsHome, name: str, as_json: bool) -> int:
-    """Print a target, with the reason why it cannot work here, if there is one."""
+    """Print a target, and the reason if it does not work on this host."""
     spec = target_spec(home, name)
     target = load_target(home, name)
     try:
@@ -142,7 +142,7 @@ def _show(home: RunsHome, name: str, as_json: bool) -> int:
 
 
 def _counted(counts: NodeCounts | None) -> str:
-    """Return the nodes by state, such as ``2 idle, 1 running``; empty if they are unknown."""
+    """Return the number of nodes by state, such as ``2 idle, 1 running``; empty if unknown."""
     found = {} if counts is None else counts._asdict()
     return ", ".join(f"{count} {state}" for state, count in found.items() if count)
 
@@ -152,7 +152,7 @@ def _options(spec: TargetSpec) -> str:
 
 
 def _value(text: str) -> Any:
-    """Return an option's value: an object of JSON, else the text itself."""
+    """Return the value of an option: a JSON object or array, else the text itself."""
     if text.startswith(("{", "[")):
         try:
             return json.loads(text)

@@ -1,7 +1,7 @@
 """The Python environment of a run.
 
-The environment file is read when a run is submitted, and its content becomes a part of the run's
-specification. So a rerun does not depend on the file.
+The submission reads the environment file, and its content becomes part of the run's specification.
+So a rerun does not depend on the file.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class PreparedEnvironment(NamedTuple):
 
 
 def with_content(spec: EnvironmentSpec, source: str) -> EnvironmentSpec:
-    """Return the specification with the content of its file, which is found in ``source`` or
-    relative to this directory.
+    """Return the specification with the content of its file.
 
-    Raises SettingsError if the file cannot be read.
+    The file is searched in ``source``, then relative to the current directory. Raises SettingsError
+    if it cannot be read.
     """
     if not spec.file or spec.content:
         return spec
@@ -55,7 +55,7 @@ def with_content(spec: EnvironmentSpec, source: str) -> EnvironmentSpec:
 
 
 def check(spec: EnvironmentSpec, source: str) -> None:
-    """Raise SettingsError for a specification that cannot be met, as far as this host can tell."""
+    """Raise SettingsError if this host can tell that the specification cannot be met."""
     if spec.policy not in POLICIES:
         raise SettingsError(
             f"the environment's policy {spec.policy!r} is none of {', '.join(POLICIES)}"
@@ -96,9 +96,10 @@ def _require_equal(file: EnvironmentFile | None, python: str) -> None:
 
 
 def prepare(spec: EnvironmentSpec, folder: RunFolder, home: RunsHome) -> PreparedEnvironment:
-    """Make the environment ready and return it.
+    """Prepare the environment and return it.
 
-    Raises SettingsError if it differs under ``strict``, and RunError if it cannot be built.
+    Raises SettingsError if it differs from the file under ``strict``, and RunError if the build
+    fails.
     """
     file = _file(with_content(spec, folder.file("snapshot")))
     if spec.policy == "strict":
@@ -118,7 +119,7 @@ def prepare(spec: EnvironmentSpec, folder: RunFolder, home: RunsHome) -> Prepare
 
 
 def _notes(spec: EnvironmentSpec, file: EnvironmentFile | None) -> tuple[str, ...]:
-    """Return messages about what the policy ``current`` does not provide."""
+    """Return messages about requirements that the policy ``current`` does not meet."""
     notes = []
     if spec.image:
         notes.append(f"the image {spec.image} is not used: the policy is 'current'")
@@ -137,7 +138,7 @@ def _notes_of_build(file: EnvironmentFile) -> tuple[str, ...]:
 
 
 def _variables(python: str) -> dict[str, str]:
-    """Return variables with which ``python`` in a shell command is this interpreter."""
+    """Return environment variables that make ``python`` in a shell command this interpreter."""
     folder = os.path.dirname(python)
     path = os.environ.get("PATH", os.defpath)
     if not folder or os.path.dirname(shutil.which("python") or "") == folder:

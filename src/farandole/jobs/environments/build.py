@@ -1,7 +1,7 @@
-"""Builds Python environments with uv, or with conda where it is installed: one per content.
+"""Building Python environments with uv, or with conda if it is installed: one per file content.
 
-Runs that need an environment at the same time wait for one build. The versions that were chosen
-are kept as ``environment.lock`` in the run's folder, and a rerun gets exactly them.
+Runs that need the same environment at the same time wait for one build. The resolved versions are
+saved as ``environment.lock`` in the run's folder, and a rerun installs exactly these versions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from farandole.jobs.environments.indexes import uv_variables
 
 LOCK = "environment.lock"
 CHECK = "import farandole.numpy"  # the program that a built environment must run
-_TAIL = 15  # lines of the log in an error
+_TAIL = 15  # lines of the log in an error message
 _CONDAS = ("micromamba", "mamba", "conda")
 
 
@@ -54,12 +54,12 @@ def find_conda() -> str | None:
 
 
 class EnvironmentBuild:
-    """The environment of a file, which is built unless it exists."""
+    """The environment for a file, built if it does not exist yet."""
 
     def __init__(
         self, file: EnvironmentFile, folder: RunFolder, home: RunsHome, python: str = ""
     ) -> None:
-        """``python``: The interpreter to build with; by default the one that the file asks for,
+        """``python``: the interpreter to build with; by default the one that the file requires,
         else the running one.
         """
         self._file = file
@@ -72,9 +72,9 @@ class EnvironmentBuild:
         self._log = folder.file("logs", "environment.txt")
 
     def ready(self) -> str:
-        """Return the path of the environment's interpreter, after building it if necessary.
+        """Build the environment if necessary, and return the path of its interpreter.
 
-        Raises RunError, with the end of the log, if it cannot be built.
+        Raises RunError, with the end of the log, if the build fails.
         """
         python = os.path.join(self._path, "bin", "python")
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -133,7 +133,7 @@ class EnvironmentBuild:
         )
 
     def _resolve(self, uv: str, python: str) -> None:
-        """Write the lock file: the run's own, else the newest versions that fit the file."""
+        """Write the lock file: the run's own, else the newest versions that the file allows."""
         lock, wanted = self._file_of(LOCK), self._file_of("requirements.in")
         if self._lock:
             _write(lock, self._lock)
@@ -175,7 +175,7 @@ class EnvironmentBuild:
     # --- processes
 
     def _run(self, command: Sequence[str], step: str) -> None:
-        """Run a command whose output goes to the log. Raises RunError if it fails."""
+        """Run a command with its output in the log. Raises RunError if the command fails."""
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
@@ -231,7 +231,7 @@ def _write(path: str, text: str) -> None:
 
 
 def remove_unused(home: RunsHome) -> int:
-    """Delete the built environments in which no process runs, and return their bytes."""
+    """Delete the built environments that no process uses, and return the freed bytes."""
     root, freed = home.folder("environments"), 0
     used = _running_interpreters()
     for name in sorted(os.listdir(root)):
@@ -247,7 +247,7 @@ def remove_unused(home: RunsHome) -> int:
                 for each in names
             )
             shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:  # it is being built
+        except BlockingIOError:  # the environment is being built
             continue
         finally:
             os.close(lock)
@@ -255,7 +255,7 @@ def remove_unused(home: RunsHome) -> int:
 
 
 def _running_interpreters() -> set[str]:
-    """Return the words of the command lines of this user's processes that are paths."""
+    """Return all paths in the command lines of this user's processes."""
     found: set[str] = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Environment files: requirements, ``pyproject.toml`` and conda files, as one kind of data."""
+"""Environment files: requirements, ``pyproject.toml`` and conda files, in one common form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _CONDA_ONLY = {
     *("ffmpeg", "libgcc-ng", "libstdcxx-ng", "openssl", "zlib", "cpuonly", "nodejs", "git"),
 }
 _PYPI_NAMES = {"pytorch": "torch", "tensorflow-base": "tensorflow", "pytables": "tables"}
-_TOOLS = {"pip", "setuptools", "wheel"}  # of conda files; every environment has what it needs
+_TOOLS = {
+    "pip",
+    "setuptools",
+    "wheel",
+}  # of conda files; environments have what they need
 
 
 class EnvironmentFile(NamedTuple):
@@ -26,8 +30,8 @@ class EnvironmentFile(NamedTuple):
     - ``name``: Its file name.
     - ``kind``: ``requirements``, ``pyproject`` or ``conda``.
     - ``python``: Version specifiers of Python, such as ``==3.11.*``; empty for any.
-    - ``requirements``: Requirements of PEP 508, and other lines of pip.
-    - ``options``: Options of pip for indexes, one a line.
+    - ``requirements``: Requirements (PEP 508), and other lines that pip accepts.
+    - ``options``: Index options of pip, one per line.
     - ``conda``: The dependencies of a conda file that PyPI does not have.
     - ``document``: The whole conda file.
     """
@@ -52,7 +56,7 @@ class EnvironmentFile(NamedTuple):
 
 
 def find(file: str, source: str) -> str:
-    """Return the path of an environment file, in the source or relative to this directory.
+    """Return the path of an environment file: in the source, else in the current directory.
 
     Raises SettingsError if neither exists.
     """
@@ -86,7 +90,7 @@ def _is_editable(line: str) -> bool:
 
 
 def _lines(path: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines of a requirements file and of the files that it includes by ``-r``."""
+    """Yield the lines of a requirements file and of the files that it includes with ``-r``."""
     if path in above:
         raise SettingsError(f"the requirements file {path} includes itself; remove that -r line")
     with open(path, encoding="utf-8") as file:
@@ -154,21 +158,21 @@ def _conda(path: str, name: str) -> EnvironmentFile:
 
 
 def _conda_package(text: str) -> tuple[str, str]:
-    """Return name and version specifiers of a dependency such as ``main::numpy=1.26=py311_0``."""
+    """Return the name and version specifiers of a dependency: ``main::numpy=1.26=py311_0``."""
     text = text.rpartition("::")[2].strip()
     found = re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", text)
     if found is None:
         return text, ""
     name, limits = found[1].lower(), found[2].replace(" ", "")
     exact = re.fullmatch(r"(={1,2})([^=,<>!]+)(?:=.*)?", limits)
-    if exact:  # name=1.2 means 1.2 and everything that begins with 1.2.
+    if exact:  # name=1.2 means 1.2 and all versions that begin with 1.2.
         version = exact[2].rstrip(".*")
         return name, f"=={version}.*" if exact[1] == "=" else f"=={version}"
     return name, limits
 
 
 def _checked(file: EnvironmentFile) -> EnvironmentFile:
-    """Return ``file`` without Farandole, which is added. Raises SettingsError for credentials."""
+    """Return ``file`` without Farandole, added separately. Raises SettingsError for credentials."""
     for line in (*file.requirements, *file.options):
         if re.search(r"://[^/\s@]*:[^/\s@$]+@", line):
             shown = re.sub(r"://[^/\s@]*@", "://***@", line)

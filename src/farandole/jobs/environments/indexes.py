@@ -1,4 +1,4 @@
-"""The package indexes of pip's configuration, for uv, which does not read it."""
+"""The package indexes from pip's configuration, passed to uv, which does not read it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-# pip's setting -> the variable of uv
+# pip's settings -> uv's variables
 _SETTINGS = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -22,10 +22,10 @@ _SETTINGS = {
 
 
 def uv_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make uv use the indexes of pip.
+    """Return the environment variables that make uv use pip's indexes.
 
-    Sources, later ones win: pip's configuration files, then its variables ``PIP_...``. A variable
-    of uv that is set already stays. As for pip, the newest version of all indexes is taken.
+    pip's variables ``PIP_...`` override its configuration files. uv's variables that are set
+    already remain. As with pip, the newest version on any index is installed.
     """
     found = {}
     for name, value in {**_from_files(environment), **_from_variables(environment)}.items():
@@ -55,7 +55,7 @@ def _from_files(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):
-            continue  # pip itself will complain
+            continue  # pip itself reports the error
         for section in ("global", "install"):
             if parser.has_section(section):
                 found.update({k.replace("_", "-"): v for k, v in parser.items(section)})
@@ -63,7 +63,7 @@ def _from_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(environment: Mapping[str, str]) -> list[str]:
-    """Return the paths of pip's configuration files: global, user, site, and the one named."""
+    """Return pip's configuration files: global, user, site, and ``$PIP_CONFIG_FILE``."""
     home = environment.get("HOME") or os.path.expanduser("~")
     system = environment.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     own = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")

@@ -1,4 +1,4 @@
-"""The packages of an interpreter, and how they differ from an environment file."""
+"""The packages of an interpreter, and their differences from an environment file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3],
 
 
 class Interpreter(NamedTuple):
-    """An interpreter: its path, its version and its packages with versions, by canonical name."""
+    """An interpreter: its path, its version, and the versions of its packages by canonical name."""
 
     path: str
     python: str
@@ -39,9 +39,9 @@ def canonical(name: str) -> str:
 
 
 def interpreter(path: str = "") -> Interpreter:
-    """Return the facts about an interpreter; about the running one for an empty path.
+    """Return the facts about an interpreter, by default the running one.
 
-    Raises SettingsError if it cannot be run.
+    Raises SettingsError if it cannot run.
     """
     if not path or os.path.abspath(path) == sys.executable:
         return Interpreter(sys.executable, platform.python_version(), _Running())
@@ -60,7 +60,7 @@ def interpreter(path: str = "") -> Interpreter:
 
 
 class _Running(dict[str, str]):
-    """The packages of the running interpreter, looked up one by one, which is fast."""
+    """The packages of the running interpreter. Each lookup reads only one package."""
 
     def get(self, name: str, default: Any = None) -> Any:
         try:
@@ -70,7 +70,7 @@ class _Running(dict[str, str]):
 
 
 def differences(file: EnvironmentFile, found: Interpreter) -> list[str]:
-    """Return the requirements that an interpreter does not meet, with its own versions."""
+    """Return the requirements that an interpreter does not meet, with its actual versions."""
     specifiers: Any = require("packaging.specifiers", "comparing environments")
     requirements: Any = require("packaging.requirements", "comparing environments")
     differing = []
@@ -93,14 +93,14 @@ def differences(file: EnvironmentFile, found: Interpreter) -> list[str]:
 
 
 def listed(differing: list[str]) -> str:
-    """Return differences in one line."""
+    """Return differences as one line."""
     more = len(differing) - _SHOWN
     end = f" and {counted(more, 'other')}" if more > 0 else ""
     return ", ".join(differing[:_SHOWN]) + end
 
 
 def installed_lines() -> list[str]:
-    """Return ``name==version`` of the running interpreter's packages, without reading any file."""
+    """Return ``name==version`` of the running interpreter's packages. Reads no files."""
     found = set()
     for folder in sys.path:
         try:

@@ -13,7 +13,7 @@ DISTRIBUTIONS = ("farandole", "farandole-horovod")
 
 
 def requirements() -> list[str]:
-    """Return the packages that Farandole needs."""
+    """Return the packages that Farandole requires."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         wanted = importlib.metadata.requires("farandole") or []
         return [each for each in wanted if "extra ==" not in each]
@@ -41,7 +41,7 @@ def _is_ours(origin: str) -> bool:
 
 
 def identity() -> str:
-    """Return what changes with Farandole's version and place."""
+    """Return a digest of Farandole's version and location."""
     import farandole
 
     facts = [farandole.__version__, *sorted(locations().values())]
@@ -49,7 +49,7 @@ def identity() -> str:
 
 
 def link(folder: str) -> str:
-    """Create ``folder`` with a link to each of Farandole's packages, and return it."""
+    """Create ``folder`` with a link to each of Farandole's packages, and return ``folder``."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     for name, path in locations().items():
         with contextlib.suppress(FileExistsError):

@@ -1,7 +1,7 @@
 """The named inputs of a run: checked at submission, fetched before its ranks start.
 
-A local path is read in place. A URL is fetched once per version of its content into the cache
-below the home, which all runs and ranks of the host share.
+A local path is read in place. A URL is fetched into the cache below the home, once per version of
+its content. All runs and ranks of the host share the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = ("FARANDOLE_", "HOROVOD_")
 
 
 def check(specs: Sequence[InputSpec], command: Sequence[str]) -> None:
-    """Raise SettingsError for an input that cannot be read or whose name is not usable."""
+    """Raise SettingsError for an input that cannot be read or has an invalid name."""
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
@@ -56,9 +56,9 @@ def check(specs: Sequence[InputSpec], command: Sequence[str]) -> None:
 def prepare(specs: Sequence[InputSpec], folder: RunFolder, home: RunsHome) -> dict[str, str]:
     """Make the inputs available on this host and return their paths by name.
 
-    A source of one file gives the path of that file; a folder, or a pattern, the path of a folder.
-    Inputs in the cache stay there while this process lives. Raises RunError for an input that is
-    not there, or that changes while it is fetched.
+    The path is a file's if the source is one file; for a folder or a pattern, it is a folder's.
+    Cached inputs stay in the cache while this process lives. Raises RunError if an input does not
+    exist, or changes while it is fetched.
     """
     cache = InputCache(home)
     return {spec.name: _prepare(spec, folder, cache) for spec in specs}
@@ -79,7 +79,7 @@ def _prepare(spec: InputSpec, folder: RunFolder, cache: InputCache) -> str:
 
 
 def _own_copy(path: str, name: str, folder: RunFolder) -> str:
-    """Copy an input for this run, which may change the copy; return its path."""
+    """Make a copy of an input that this run may change; return the copy's path."""
     into = os.path.join(folder.folder("work", "inputs"), name)
     if os.path.isdir(path):
         clone_tree(path, into)
@@ -91,7 +91,7 @@ def _own_copy(path: str, name: str, folder: RunFolder) -> str:
 
 
 def variables(specs: Sequence[InputSpec], paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that hold the paths of the inputs, by their names."""
+    """Return the environment variables with the paths of the inputs."""
     return {spec.name: paths[spec.name] for spec in specs}
 
 

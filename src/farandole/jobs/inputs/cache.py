@@ -1,7 +1,7 @@
 """The cache of fetched inputs: one folder per version of a source, shared by all runs of a home.
 
-An entry is fetched by one process; others that need it wait for its lock. A process holds the lock
-of each entry it uses, so that no entry disappears under a run.
+One process fetches an entry, while others that need it wait for its lock. A process keeps the locks
+of the entries it uses, so that no entry is deleted during a run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from farandole.jobs.inputs.sources import InputSource, RemoteFile, file_system, 
 T = TypeVar("T")
 
 CACHE_VARIABLE = "FARANDOLE_INPUTS_LIMIT"
-_PART_OF_DISK = 0.25  # of the file system, for the cache, unless a limit is set
-_TRIES = 3  # for a connection that breaks
-_PAUSE = 1.0  # seconds before the second try; it doubles
+_PART_OF_DISK = 0.25  # the cache's share of the file system, unless a limit is set
+_TRIES = 3  # attempts after connection errors
+_PAUSE = 1.0  # seconds before the second attempt; doubles each time
 _held: list[int] = []  # descriptors of the locks of entries in use, until the process ends
 
 
@@ -45,11 +45,11 @@ class InputCache:
         self._root = os.path.join(home.path, "inputs")
 
     def fetch(self, source: InputSource, folder: RunFolder) -> str:
-        """Return the path of a source in the cache, after fetching it unless it is there.
+        """Return the path of a source in the cache; fetch the source first if it is missing.
 
-        The path is the file's for a source of one file, else the folder's. The events of ``folder``
-        get the progress. Raises RunError if the source does not exist, cannot be fetched, or
-        changes meanwhile.
+        The path is a file's if the source is one file, else a folder's. The progress is recorded
+        among the events of ``folder``. Raises RunError if the source does not exist, cannot be
+        fetched, or changes meanwhile.
         """
         try:
             system, path = file_system(source)
@@ -75,9 +75,9 @@ class InputCache:
         return _patiently(lambda: listing(system, path, source))
 
     def _lock(self, entry: str, source: InputSource, folder: RunFolder) -> int:
-        """Return the locked descriptor of an entry: shared for a complete one, else exclusive.
+        """Lock an entry and return the descriptor: shared if the entry is complete, else exclusive.
 
-        The wait is for a shared lock, which users of a complete entry keep until they end.
+        Processes wait for a shared lock, because users of a complete entry keep theirs to the end.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         lock = os.open(entry + ".lock", flags, 0o600)
@@ -95,10 +95,10 @@ class InputCache:
                 return lock
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _complete(entry):  # the change of the lock is not one step
+                if not _complete(entry):  # changing the lock is not atomic: check again
                     return lock
             fcntl.flock(lock, fcntl.LOCK_UN)
-            time.sleep(random.uniform(0.0, 0.05))  # several processes are at this point
+            time.sleep(random.uniform(0.0, 0.05))  # several processes may be here at the same time
 
     def _fetch(
         self,
@@ -152,7 +152,7 @@ class InputCache:
     # --- room
 
     def _make_room(self, wanted: int, source: InputSource, entry: str) -> None:
-        """Delete unused entries, the longest unused first, until ``wanted`` bytes fit.
+        """Delete unused entries, least recently used first, until ``wanted`` bytes fit.
 
         Raises RunError if the disk cannot hold them.
         """
@@ -178,7 +178,7 @@ class InputCache:
         return freed
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """Yield time of the last use, bytes and path of each entry."""
+        """Yield the time of the last use, the bytes and the path of each entry."""
         try:
             names = os.listdir(self._root)
         except FileNotFoundError:
@@ -219,10 +219,10 @@ class _Progress:
 
 
 def limit(root: str) -> int:
-    """Return the largest size of the cache in bytes: ``$FARANDOLE_INPUTS_LIMIT``, else a quarter of
-    the file system.
+    """Return the largest size of the cache in bytes.
 
-    Raises SettingsError for a variable that is not a number.
+    It is ``$FARANDOLE_INPUTS_LIMIT``, else a quarter of the file system. Raises SettingsError if
+    the variable is not a number.
     """
     text = os.environ.get(CACHE_VARIABLE, "")
     if not text:
@@ -233,7 +233,7 @@ def limit(root: str) -> int:
 
 
 def _delete_unused(entry: str) -> bool:
-    """Delete an entry unless a process uses or fetches it; return whether it was deleted."""
+    """Delete an entry unless a process uses or fetches it; return whether it is deleted."""
     lock = os.open(entry + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,7 +247,7 @@ def _delete_unused(entry: str) -> bool:
 
 
 def _complete(entry: str) -> bool:
-    """Return whether an entry has all its files in their sizes."""
+    """Return whether an entry has all its files, each in full size."""
     facts = read_json(os.path.join(entry, "entry.json"))
     if facts is None:
         return False
@@ -261,9 +261,9 @@ def _complete(entry: str) -> bool:
 
 
 def _key(source: InputSource, files: list[RemoteFile], folder: RunFolder) -> str:
-    """Return the name of the entry of a source in its present version.
+    """Return the name of the entry for the current version of a source.
 
-    A source without any version is fetched for each run.
+    A source without version information is fetched for each run.
     """
     known = all(file.version for file in files)
     facts = [source.shown, *map(repr, files), *([] if known else [folder.run_id])]
@@ -271,7 +271,7 @@ def _key(source: InputSource, files: list[RemoteFile], folder: RunFolder) -> str
 
 
 def _patiently(action: Callable[[], T]) -> T:
-    """Return the result of ``action``, which is repeated after an error of the connection."""
+    """Return the result of ``action``, with further attempts after connection errors."""
     pause = _PAUSE
     for attempt in range(1, _TRIES + 1):
         try:
@@ -287,7 +287,7 @@ def _patiently(action: Callable[[], T]) -> T:
 
 
 def _change(before: list[RemoteFile], after: list[RemoteFile]) -> str:
-    """Return the first difference between two listings."""
+    """Return the first difference between two listings as text."""
     then, now = ({file.name: file for file in files} for files in (before, after))
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
@@ -306,7 +306,7 @@ def _what(source: InputSource) -> str:
 
 
 def _text(error: Exception, source: InputSource) -> str:
-    """Return an error without the credentials of the source, which messages of clients show."""
+    """Return the text of an error, without the credentials that client messages may show."""
     text = f"{type(error).__name__}: {error}".replace(source.url, source.shown)
     query = source.url.partition("?")[2]
     return text.replace(query, source.shown.partition("?")[2]) if query else text

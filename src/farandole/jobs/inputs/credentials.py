@@ -1,7 +1,7 @@
 """Credentials in the URLs of inputs, which must not enter a run's folder.
 
-A URL with a password or a signature is kept outside the folder, with the variables of the
-submission; the folder has the URL without them.
+A URL with a password or a signature is stored outside the folder, with the environment variables of
+the submission. The folder contains the URL without credentials.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from farandole.job.runs.spec import InputSpec
 
 _PREFIX = "FARANDOLE_INPUT_"
 _HIDDEN = "***"
-# Parameters of signed URLs of Azure, Amazon, Google and others.
+# Parameters of signed URLs, as of Azure, Amazon and Google.
 _SECRET = ("sig", "signature", "token", "key", "secret", "password", "credential", "auth")
 
 
@@ -25,7 +25,7 @@ def without_credentials(source: str) -> str:
     parts = urlsplit(source)
     host = parts.netloc.rpartition("@")
     user = host[0].partition(":")
-    # In abfs://container@account and user@host there is no secret.
+    # abfs://container@account and user@host contain no secret.
     netloc = f"{user[0]}@{host[2]}" if host[1] and not user[1] else host[2]
     if host[1] and user[1]:
         netloc = f"{_HIDDEN}@{host[2]}"
@@ -42,7 +42,7 @@ def _is_secret(name: str) -> bool:
 
 
 def secret_variables(specs: Sequence[InputSpec]) -> dict[str, str]:
-    """Return variables with the full URLs of inputs that have credentials."""
+    """Return environment variables with the full URLs of inputs that have credentials."""
     return {
         _PREFIX + spec.name: spec.source
         for spec in specs
@@ -51,18 +51,18 @@ def secret_variables(specs: Sequence[InputSpec]) -> dict[str, str]:
 
 
 def full_source(spec: InputSpec) -> str:
-    """Return the URL of an input with its credentials, which the runner's variables have."""
+    """Return the URL of an input with the credentials from the runner's environment."""
     full = os.environ.get(_PREFIX + spec.name, "")
     return full if full and without_credentials(full) == spec.source else spec.source
 
 
 def lacking(spec: InputSpec) -> str:
-    """Return the name of the variable that must hold an input's full URL; empty if none must."""
+    """Return the missing variable for an input's full URL; empty if none is needed."""
     hidden = _HIDDEN in spec.source and without_credentials(spec.source) == spec.source
     return _PREFIX + spec.name if hidden and full_source(spec) == spec.source else ""
 
 
 def forget_credentials(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables with full URLs of inputs, which ranks must not get."""
+    """Remove the variables with the full URLs of inputs, which ranks must not receive."""
     for name in [name for name in environment if name.startswith(_PREFIX)]:
         del environment[name]

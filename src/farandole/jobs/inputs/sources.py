@@ -1,4 +1,4 @@
-"""The files behind a source: a path, a URL, or a pattern."""
+"""The files of a source: a path, a URL, or a pattern."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.job.runs.spec import InputSpec
 from farandole.jobs.inputs.credentials import lacking, without_credentials
 
 _PATTERN = re.compile(r"[*?\[]")
-# The package that fsspec needs for a scheme; others have none, or name it themselves.
+# The package that fsspec needs for a scheme. Other schemes need none, or their errors name it.
 _PACKAGES = {
     **dict.fromkeys(("http", "https"), ("aiohttp", "aiohttp")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3fs")),
@@ -27,7 +27,7 @@ _VERSIONS = (
 
 
 class InputSource(NamedTuple):
-    """A source to fetch. ``shown`` is its URL without credentials, for messages and names."""
+    """A source to fetch; ``shown``: its URL without credentials, for messages and names."""
 
     name: str
     url: str
@@ -37,7 +37,7 @@ class InputSource(NamedTuple):
 class RemoteFile(NamedTuple):
     """A file of a source.
 
-    - ``path``: Its path in the file system of fsspec.
+    - ``path``: Its path in fsspec's file system.
     - ``name``: Its name in the cache, relative to the common folder of all files.
     - ``bytes``: Its size; -1 if unknown.
     - ``version``: An etag, checksum or time; empty if unknown.
@@ -61,14 +61,14 @@ def local_path(source: str) -> str | None:
 
 
 def has_pattern(source: str) -> bool:
-    """Return whether a source is a pattern such as ``data/*.csv``; ``?`` begins a URL's query."""
+    """Return whether a source is a pattern such as ``data/*.csv``. In URLs, ``?`` is no pattern."""
     if source.startswith(("http://", "https://")):
         return "*" in source
     return bool(_PATTERN.search(source))
 
 
 def check_source(spec: InputSpec) -> None:
-    """Raise SettingsError for a source that cannot be read, as far as this host can tell."""
+    """Raise SettingsError if this host can tell that a source is unreadable."""
     here = local_path(spec.source)
     if here is not None:
         if not os.path.exists(here) and not (has_pattern(here) and _matches(here)):
@@ -119,12 +119,12 @@ def _check_packages(spec: InputSpec, shown: str) -> None:
 
 
 def file_system(source: InputSource) -> tuple[Any, str]:
-    """Return fsspec's file system of a source and the path in it."""
+    """Return fsspec's file system for a source, and the path in it."""
     core = require("fsspec.core", f"reading the input {source.shown}")
     options: dict[str, Any] = {}
     if source.url.startswith(("http://", "https://")):
         aiohttp = require("aiohttp", "reading http:// inputs")
-        # The default ends every transfer after five minutes.
+        # With the default, every transfer ends after five minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=120)
         options = {"client_kwargs": {"timeout": timeout}}
     system, path = core.url_to_fs(source.url, use_listings_cache=False, **options)
@@ -132,7 +132,7 @@ def file_system(source: InputSource) -> tuple[Any, str]:
 
 
 def listing(system: Any, path: str, source: InputSource) -> list[RemoteFile]:
-    """Return the present files of a source, sorted by name.
+    """Return the current files of a source, sorted by name.
 
     Raises RunError if there are none.
     """
@@ -157,7 +157,7 @@ def listing(system: Any, path: str, source: InputSource) -> list[RemoteFile]:
 
 
 def _common(paths: list[str]) -> str:
-    """Return the deepest folder that has all paths."""
+    """Return the deepest folder that contains all paths."""
     if len(paths) == 1:
         return paths[0].rpartition("/")[0]
     return os.path.commonpath([each.rpartition("/")[0] or "/" for each in paths])

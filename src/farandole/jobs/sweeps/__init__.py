@@ -1,4 +1,4 @@
-"""Sweeps: one request run with many values of its parameters, and the best of the runs."""
+"""Sweeps: runs of one request with many values of its parameters, and the best of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Controls a sweep: ``python -m farandole.jobs.sweeps.controller``, the command of its run.
+"""The controller of a sweep: ``python -m farandole.jobs.sweeps.controller``.
 
-The controller submits runs, watches their metric, ends those that the policy gives up, and writes
-the best one to ``outputs/best.json``. After a restart it finds its runs again by their parent.
+This is the command of the sweep's own run. It submits runs, watches their metric, ends runs that
+the policy rejects, and writes the best run to ``outputs/best.json``. After a restart, it finds its
+runs by their parent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from farandole.jobs.sweeps.policies import best
 from farandole.jobs.sweeps.space import Values, grid, random_search
 from farandole.jobs.sweeps.sweep import STUDY, Plan, child_spec, load_plan, save_best
 
-LOOK = 0.5  # seconds between two looks at the runs
+LOOK = 0.5  # seconds between two checks of the runs
 
 
 class Controller:
@@ -39,7 +40,7 @@ class Controller:
         self.plan = load_plan(folder)
         self._search = _Search(self.plan, folder)
         self._children: dict[str, RunFolder] = {}
-        self._judged: dict[str, int] = {}  # reports of a run that the policy has seen
+        self._judged: dict[str, int] = {}  # judged reports by run
         self._done: set[str] = set()
         for row in reversed(listed(home, "parent = ?", (folder.run_id,))):
             self._children[row.run_id] = RunFolder(row.path)
@@ -76,7 +77,7 @@ class Controller:
         return True
 
     def _look(self) -> None:
-        """Judge running runs, and notice the ended ones."""
+        """Apply the policy to running runs, and handle the runs that have ended."""
         histories = {run_id: self._history(child) for run_id, child in self._children.items()}
         for run_id, child in self._children.items():
             if run_id in self._done:
@@ -95,7 +96,7 @@ class Controller:
         return [float(value) for value in series(child, self.plan.metric)[2]]
 
     def best(self) -> dict[str, Any] | None:
-        """Return run id, value and parameters of the best run; None if no run reported."""
+        """Return the id, value and parameters of the best run; None if no run reported a value."""
         found: dict[str, Any] | None = None
         for run_id, child in self._children.items():
             history = self._history(child)
@@ -111,7 +112,7 @@ class Controller:
         return found
 
     def cancel(self) -> None:
-        """Ask all runs of the sweep to end."""
+        """Cancel all runs of the sweep."""
         for child in self._children.values():
             if child.end() is None:
                 child.request(CANCEL, by="sweep")
@@ -136,7 +137,7 @@ class _Search:
             )
 
     def skip(self, child: RunFolder) -> None:
-        """Account for a run that was submitted before this process began."""
+        """Draw the values of a run that an earlier process submitted."""
         self.next()
         self.submitted(child)
 
@@ -148,7 +149,7 @@ class _Search:
         return {name: suggest(self._asked, name, each) for name, each in self._plan.space.items()}
 
     def submitted(self, child: RunFolder) -> None:
-        """Remember the trial of the run that was submitted with the last values."""
+        """Store the trial of the run that was submitted with the last values."""
         if self._study is not None:
             self._trials[child.run_id] = self._asked
 
@@ -166,7 +167,7 @@ class _Search:
 
 
 def suggest(trial: Any, name: str, distribution: Any) -> Any:
-    """Return an Optuna trial's value for a parameter. Raises SettingsError for a normal one."""
+    """Return a trial's value for a parameter. Raises SettingsError for a normal distribution."""
     kind, arguments = distribution.kind, distribution.arguments
     if kind == "choice":
         return trial.suggest_categorical(name, list(arguments))
@@ -185,7 +186,7 @@ def main() -> int:
     controller = Controller(RunsHome(), folder)
 
     def stop(*_: object) -> None:
-        # Otherwise only this attempt ends, and the next one goes on with the runs.
+        # Without a request to cancel, only this attempt ends; the next one keeps the runs.
         if folder.requested(CANCEL) is not None:
             controller.cancel()
         sys.exit(128 + signal.SIGTERM)

@@ -1,7 +1,6 @@
 """Early termination: policies that decide which runs of a sweep to end. All functions are pure.
 
-A history is the list of the values of the primary metric that a run has reported so far. The first
-report is number 1.
+A history is the list of a run's reported values of the primary metric. Reports are numbered from 1.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ class Policy(Protocol):
 
 
 class NoPolicy(NamedTuple):
-    """Ends no run."""
+    """A policy that ends no run."""
 
     def ends(self, run: str, histories: Mapping[str, History], maximize: bool) -> bool:
         return False
 
 
 class Bandit(NamedTuple):
-    """Ends a run whose best value is worse than the best of all by more than a slack.
+    """Ends a run whose best value is worse than the best of all runs by more than a slack.
 
-    Give either ``slack_factor`` (0.1: ten percent) or ``slack_amount`` (in units of the metric). A
-    run is judged at every ``evaluation_interval``-th report, after ``delay_evaluation`` reports.
+    Set either ``slack_factor`` (0.1 means ten percent) or ``slack_amount`` (in units of the
+    metric). After ``delay_evaluation`` reports, every ``evaluation_interval``-th report is judged.
     """
 
     slack_factor: float = 0.0
@@ -53,7 +52,7 @@ class Bandit(NamedTuple):
 
 
 class MedianStopping(NamedTuple):
-    """Ends a run whose best value is worse than the median of the running averages of all runs."""
+    """Ends a run whose best value is worse than the median running average of the others."""
 
     evaluation_interval: int = 1
     delay_evaluation: int = 0
@@ -74,7 +73,7 @@ class MedianStopping(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Ends the worst ``percentage`` of the runs at each evaluation, compared at the same report."""
+    """Ends the worst ``percentage`` of the runs at each evaluation, after equally many reports."""
 
     percentage: float
     evaluation_interval: int = 1
@@ -100,7 +99,7 @@ def _due(history: History, interval: int, delay: int) -> bool:
 
 
 def best(history: History, maximize: bool) -> float:
-    """Return the best value of a history that is not empty."""
+    """Return the best value of a history, which must not be empty."""
     return max(history) if maximize else min(history)
 
 
@@ -113,7 +112,7 @@ POLICIES: dict[str, Any] = {
 
 
 def make_policy(kind: str, arguments: Mapping[str, Any]) -> Policy:
-    """Return a policy by its name. Raises SettingsError for wrong names, arguments or values."""
+    """Return a policy by its name. Raises SettingsError for an invalid name, argument or value."""
     if kind not in POLICIES:
         raise SettingsError(f"there is no policy {kind!r} (policies: {', '.join(POLICIES)})")
     try:

@@ -1,7 +1,7 @@
 """The values that a parameter of a sweep may take, and the searches that choose among them.
 
-All of it is pure: a search with the same seed gives the same values in the same order, so that a
-sweep whose controller was restarted goes on where it was.
+All functions are pure: a search with the same seed gives the same values in the same order, so a
+restarted controller continues the sweep at the same point.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Values = dict[str, Any]
 
 
 class Distribution(NamedTuple):
-    """A distribution of a parameter: its ``kind`` with its arguments."""
+    """The distribution of a parameter: its ``kind`` and its arguments."""
 
     kind: str
     arguments: tuple[Any, ...]
 
     def sample(self, draw: random.Random) -> Any:
-        """Return one value."""
+        """Return one random value."""
         return _SAMPLERS[self.kind](draw, *self.arguments)
 
     def choices(self) -> tuple[Any, ...] | None:
-        """Return all values if there are finitely many, else None."""
+        """Return all values if their number is finite, else None."""
         if self.kind == "choice":
             return self.arguments
         return tuple(range(self.arguments[0])) if self.kind == "randint" else None
 
 
 def choice(*options: Any) -> Distribution:
-    """One of the options; a single list gives its elements."""
+    """One of the options. A single list means one of its elements."""
     if len(options) == 1 and isinstance(options[0], Sequence) and not isinstance(options[0], str):
         options = tuple(options[0])
     return _checked("choice", *options)
@@ -100,7 +100,7 @@ _COUNTS = {
 
 
 def _checked(kind: str, *arguments: Any) -> Distribution:
-    """Return the distribution. Raises SettingsError for arguments that it cannot have."""
+    """Return the distribution. Raises SettingsError for invalid arguments."""
     shown = f"{kind}({', '.join(map(str, arguments))})"
     if kind == "choice":
         if not arguments:
@@ -122,7 +122,7 @@ def _checked(kind: str, *arguments: Any) -> Distribution:
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Return the distribution of ``loguniform(1e-4,0.1)`` or of a list ``16,32,64``.
+    """Return the distribution for a text such as ``loguniform(1e-4,0.1)`` or ``16,32,64``.
 
     Raises SettingsError for other texts.
     """
@@ -161,7 +161,7 @@ def grid(space: Mapping[str, Distribution]) -> Iterator[Values]:
 
 
 def random_search(space: Mapping[str, Distribution], seed: int) -> Iterator[Values]:
-    """Yield combinations at random, without end."""
+    """Yield random combinations endlessly."""
     draw = random.Random(seed)
     while True:
         yield {name: distribution.sample(draw) for name, distribution in space.items()}

@@ -28,17 +28,17 @@ class Sweep:
     """A request to run a script with many values of its parameters.
 
     Arguments:
-        request: The script. A parameter replaces ``{name}`` in its arguments; without that, it is
-            appended as ``--name value``.
+        request: The script. A parameter replaces ``{name}`` in the script's arguments. If they do
+            not contain ``{name}``, it is appended as ``--name value``.
         space: A distribution for each parameter.
-        metric: The name of the metric, as the script logs it, that decides which run is best.
+        metric: The logged metric that decides which run is best.
         goal: ``minimize`` or ``maximize``.
         search: ``random``, ``grid``, or an Optuna study, whose ``ask`` and ``tell`` choose the
             values.
         count: The number of runs; 0 for all combinations of a grid.
-        concurrent: How many runs may be active at one time.
-        policy: Ends runs that are not worth going on.
-        seed: Of the random search.
+        concurrent: The largest number of active runs.
+        policy: Ends unpromising runs early.
+        seed: The seed of the random search.
     """
 
     request: ScriptRun
@@ -55,7 +55,7 @@ class Sweep:
         """Return the submission of the run that controls the sweep."""
         self._check()
         base = self.request.submission(experiment)
-        # The controller's environment has the secret variables of its runs.
+        # The controller's environment contains the secret variables of its runs.
         spec, secret = environ.withhold(base.spec)
         controller = RunSpec(
             experiment=experiment,
@@ -117,7 +117,7 @@ class Sweep:
 
 
 def policy_arguments(policy: Any) -> dict[str, Any]:
-    """Return the arguments of one of our policies by name."""
+    """Return the arguments of a built-in policy by name."""
     return dict(policy._asdict())
 
 
@@ -132,7 +132,7 @@ def _policy_name(kind: type) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep as its controller reads it from the folder of the controlling run."""
+    """The description of a sweep, which the controller reads from its run's folder."""
 
     base: RunSpec
     space: Mapping[str, Distribution]
@@ -146,7 +146,7 @@ class Plan:
 
 
 def load_plan(folder: RunFolder) -> Plan:
-    """Return the plan of a sweep's run. Raises SettingsError if the run is no sweep."""
+    """Return the plan from a sweep's run. Raises SettingsError if the run is no sweep."""
     data = read_json(folder.file(PLAN))
     if data is None:
         raise SettingsError(f"run {folder.run_id} is no sweep")
