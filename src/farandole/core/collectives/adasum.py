@@ -1,13 +1,14 @@
 """Adasum: a sum in which parallel vectors count once and orthogonal vectors are added.
 
-Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more
-vectors are combined in pairs, and the results again: Maleki et al., "Scaling Distributed Training
-with Adaptive Summation", MLSys 2021.
+The Adasum of two vectors is ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product.
+More vectors are combined in pairs, as a tree: Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", MLSys 2021.
 
 For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the
-dot products of all pairs. So every rank takes a segment of all vectors and computes its part of
-these products. Their sum gives all ranks the same weights, and each rank combines its segment once.
-This moves as many bytes as a ring, works for any number of ranks, and rounds once.
+dot products of all pairs. So each rank receives one segment of all vectors and computes its part of
+these products. An allreduce of the products gives all ranks the same weights. Then each rank
+combines its segment once. This algorithm moves as many bytes as a ring, works for any number of
+ranks, and rounds once.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _CHUNK = 1 << 15  # elements converted to float64 at a time
-_NOISE = 1e-14  # a square below this fraction of its terms' sum is zero within rounding
+_NOISE = 1e-14  # a square below this fraction of the sum of its terms counts as zero
 
 
 def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.0) -> None:
-    """Compute the Adasum of each buffer (all of one floating point type), times ``scale``. All
-    ranks get the same bits.
+    """Compute the Adasum of each buffer, times ``scale``.
+
+    All buffers have the same floating point type. All ranks get the same bits.
     """
     size = transport.size
     if not buffers or size == 1:
@@ -50,11 +52,11 @@ def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.
 
 
 def weights(products: Array) -> list[float]:
-    """Return the weight of each vector in the Adasum of all. ``products``: the dot products of all
-    pairs.
+    """Return the weight of each vector in the Adasum of all vectors.
 
-    Neighbours are paired first. If the number is not a power of two, the surplus vectors at the end
-    are paired with the first ones before that.
+    ``products``: the dot products of all pairs. Neighbours are paired first. If the number of
+    vectors is not a power of two, the last vectors are first combined with the first ones, so that
+    a power of two remains.
     """
     size = len(products)
     vectors = list(np.eye(size))
@@ -113,7 +115,7 @@ def _wide(values: Array, dtype: DType) -> Array:
 def _deal(
     transport: Transport, buffers: Sequence[Buffer], counts: Sequence[Sequence[int]]
 ) -> list[list[Array]]:
-    """Return, for each buffer, all ranks' segments that this rank combines."""
+    """Return, for each buffer, the segments of all ranks that this rank combines."""
     size, rank, itemsize = transport.size, transport.rank, buffers[0].dtype.itemsize
     pieces = [
         np.split(data, np.cumsum(count)[:-1])

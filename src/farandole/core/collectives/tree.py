@@ -1,8 +1,8 @@
-"""Broadcast, and the barrier.
+"""Broadcast and barrier.
 
-Small data go down a binomial tree, ``log2(size)`` latencies: Thakur, Rabenseifner and Gropp,
+Small data go down a binomial tree in ``log2(size)`` steps: Thakur, Rabenseifner and Gropp,
 "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Large data go
-along a chain in chunks, so that every rank sends each byte once: Patarasuk, Faraj and Yuan,
+along a chain in chunks, so that each rank sends each byte once: Patarasuk, Faraj and Yuan,
 "Pipelined broadcast on Ethernet switched clusters", IPDPS 2006. The barrier is the dissemination
 barrier of Hensgen, Finkel and Manber, IJPP 17 (1988).
 """
@@ -23,7 +23,7 @@ CHUNK = 1 << 18
 def broadcast(link: Link, data: Array, root: int) -> None:
     """Copy ``root``'s ``data`` (uint8) to every rank, down a binomial tree."""
     size = link.size
-    place = (link.rank - root) % size  # the root has place 0
+    place = (link.rank - root) % size  # position in the tree; the root has position 0
     bit = 1
     while bit < size:
         if place & bit:
@@ -38,8 +38,9 @@ def broadcast(link: Link, data: Array, root: int) -> None:
 
 
 def pipelined_broadcast(link: Link, data: Array, root: int) -> None:
-    """Copy ``root``'s ``data`` (uint8) to every rank, along a chain that starts at ``root``: a rank
-    forwards one chunk while it receives the next.
+    """Copy ``root``'s ``data`` (uint8) to every rank, along a chain that starts at ``root``.
+
+    Each rank forwards one chunk while it receives the next.
     """
     size = link.size
     place = (link.rank - root) % size
@@ -58,7 +59,7 @@ def pipelined_broadcast(link: Link, data: Array, root: int) -> None:
 
 
 def barrier(link: Link) -> None:
-    """Wait until all ranks have come."""
+    """Wait until all ranks have reached the barrier."""
     token, seen = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
     step = 1
     while step < link.size:

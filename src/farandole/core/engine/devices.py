@@ -1,8 +1,8 @@
 """Transports for device memory.
 
-A framework registers for a device a factory that wraps an engine's transport in a DeviceTransport,
-which agrees over the host transport and falls back on it. An engine calls the factory when it first
-meets memory of that device.
+For each device, a framework registers a factory that wraps an engine's host transport in a
+DeviceTransport. A DeviceTransport coordinates ranks over the host transport and falls back on it.
+An engine calls the factory at the first collective with memory of the device.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _factories: dict[str, Factory] = {}
 def register(device: str, factory: Factory) -> None:
     """Register the ``factory`` of transports for ``device``: ``factory(host, settings, lost)``.
 
-    The transport calls ``lost`` when it detects that a peer is gone, before it aborts the
-    operations on the device.
+    The transport calls ``lost`` when it detects the loss of a peer, before it aborts the operations
+    on the device.
     """
     _factories[device] = factory
 
@@ -44,13 +44,13 @@ class Devices:
         self._made: dict[str, DeviceTransport] = {}
 
     def record_event(self, device: str) -> Any:
-        """Record an event on the device, see DeviceTransport."""
+        """Record an event on the device; see ``DeviceTransport``."""
         return self._of(device).record_event()
 
     def run(
         self, device: str, events: Sequence[Any], work: Callable[[DeviceTransport], T]
     ) -> tuple[T, Callable[[], None]]:
-        """Run ``work`` on the device's transport, see DeviceTransport."""
+        """Run ``work`` on the device's transport; see ``DeviceTransport``."""
         transport = self._of(device)
         return transport.run(events, lambda: work(transport))
 
@@ -60,9 +60,7 @@ class Devices:
             transport.abort(why)
 
     def close(self) -> None:
-        """Close the device transports. Each finishes its operations first, unless it was
-        aborted.
-        """
+        """Close the device transports, which finish their operations first unless aborted."""
         for transport in self._made.values():
             transport.close()
 

@@ -1,4 +1,4 @@
-"""One group: its ordered calls, its messages, its timeouts and its shutdown."""
+"""One group of ranks: its ordered calls, messages, timeouts and shutdown."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from farandole.errors import (
     StalledError,
 )
 
-# seconds since its last call after which a rank checks whether others have given up the next one
+# seconds since the last call after which a rank checks for other ranks that gave up the next call
 _LATE = 0.5
-# seconds for which late callbacks are left to a thread that waits for late ranks in another call
+# seconds for which late callbacks wait for a thread that waits for late ranks in another call
 _BEHIND = 60.0
-# seconds for pending messages to be sent when the group ends
+# seconds for sending pending messages when the group ends
 _GRACE = 10.0
 _FORKED = (
     "belongs to the process that forked this one, and a fork is not a member: make the call in"
@@ -37,8 +37,8 @@ _FORKED = (
 class Members:
     """The names of a group's members for messages.
 
-    The parts of a group refer to this object, not to the group. Without the reference cycle, the
-    group's memory is freed with the last reference instead of by the garbage collector.
+    The parts of a group refer to this object instead of the group. This avoids a reference cycle,
+    so the group's memory is freed with its last reference, without the garbage collector.
     ``stacks_of``: see ``CollectiveGroup``.
     """
 
@@ -52,15 +52,17 @@ class Members:
         return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
 
     def stacks_of(self, ranks: Sequence[int]) -> str:
-        """Return the stacks of members as lines for messages; empty if unknown. It may take
-        seconds.
+        """Return the stacks of members as lines for messages; empty if unknown.
+
+        The call may take seconds.
         """
         return self._stacks_of([self.ranks[rank] for rank in ranks])
 
 
 class _CurrentCall:
-    """The running call. ``limit``: its timeout in seconds; ``stalled``: the error text once it has
-    exceeded the timeout.
+    """The running call.
+
+    ``limit``: its timeout in seconds; ``stalled``: the error text after the timeout.
     """
 
     def __init__(self, what: str, limit: float) -> None:
@@ -72,9 +74,10 @@ class _CurrentCall:
 class CollectiveGroup:
     """This rank's side of a group. Collective.
 
-    ``transport``: used by this group only; ``ranks``: the members, as numbered in the job;
-    ``timeout``: the default in seconds for calls that give none; ``stacks_of``: returns the stacks
-    of job ranks as lines.
+    - ``transport``: The transport, which no other group uses.
+    - ``ranks``: The members by their ranks in the job.
+    - ``timeout``: The default timeout of calls, in seconds.
+    - ``stacks_of``: A function that returns the stacks of job ranks as lines.
     """
 
     def __init__(
@@ -119,10 +122,13 @@ class CollectiveGroup:
     ) -> Call:
         """Queue ``work`` to run in its turn, and return its call.
 
-        ``what``: the name of the call; ``last``: runs on success, see ``Call``: its errors are this
-        rank's alone, and the group goes on; ``wait``: run it before returning; ``held_by``: see
-        ``CallQueue.start``. Raises RequestError if the group was destroyed or this process is a
-        fork.
+        - ``what``: The name of the call.
+        - ``last``: A function to run after success, see ``Call``. Its errors concern only this
+          rank, and the group goes on.
+        - ``wait``: Run the call before returning.
+        - ``held_by``: See ``CallQueue.start``.
+
+        Raises RequestError if the group was destroyed or this process is a fork.
         """
         call = Call(lambda: self._run(what, work, timeout), last)
         if self._disowned:
@@ -136,8 +142,9 @@ class CollectiveGroup:
         return call
 
     def abort(self, why: str) -> None:
-        """End all waiting calls and messages of this group with an error, on all ranks. The group
-        cannot be used afterwards. Thread-safe.
+        """End all waiting calls and messages of this group with an error, on all ranks.
+
+        The group cannot be used afterwards. Thread-safe.
         """
         if self._disowned:
             return
@@ -146,8 +153,9 @@ class CollectiveGroup:
         self.messages.abort(why)
 
     def disown(self) -> None:
-        """Make the group unusable in a forked process, which is no member and must not touch the
-        connections of its parent.
+        """Make the group unusable in a forked process.
+
+        A fork is not a member of the group and must not touch its parent's connections.
         """
         self._closed = self._disowned = True
         self._closing = threading.Lock()  # a thread of the parent may have held the lock
@@ -173,7 +181,7 @@ class CollectiveGroup:
         self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
         try:
-            # data that others published before they gave up may still be readable
+            # data that other ranks published before they gave up may still be readable
             if time.monotonic() - self._ended >= _LATE:
                 self._transport.board.verify()
             work()
@@ -188,8 +196,8 @@ class CollectiveGroup:
             self.failure = error
             self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error}")
             raise
-        except BaseException as error:  # an exception of a signal handler, or no memory
-            # Other ranks may have gone on, and would take this call's data for the next call's.
+        except BaseException as error:  # an exception from a signal handler, or out of memory
+            # Other ranks may have gone on, and would mistake this call's data for the next call's.
             if self.collectives.calls != made:
                 self.failure = error
                 self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error_text(error)}")
@@ -198,7 +206,7 @@ class CollectiveGroup:
             self._ended = time.monotonic()
 
     def _with_job_ranks(self, error: PeerLostError, what: str) -> PeerLostError:
-        """Return the error with the job's number of the lost rank."""
+        """Return the error with the lost rank's number in the job."""
         known = 0 <= error.rank < self.size
         number = self.ranks[error.rank] if known else -1
         if isinstance(error, StalledError) or what in str(error):
@@ -214,7 +222,7 @@ class CollectiveGroup:
             call.stalled = ""
         elif call.stalled:
             raise StalledError(call.stalled, ranks[0] if ranks else -1)
-        # Querying stacks takes seconds, in which the ranks may come: raise only at the next report.
+        # Querying stacks takes seconds, and the ranks may arrive meanwhile: raise on the next call.
         else:
             missing = ", ".join(self.name_of(rank) for rank in ranks)
             call.stalled = (
@@ -225,4 +233,4 @@ class CollectiveGroup:
 
 
 def _ignore(ranks: Sequence[int], seconds: float) -> None:
-    """Ignore a report of a wait."""
+    """Ignore the report of a wait."""

@@ -1,7 +1,7 @@
-"""Targets: the places where runs are executed, one module each.
+"""Targets: the places where runs are executed, one module per kind.
 
-A target that a user defined is a file ``targets/<name>.json`` below the home. The names of the
-registered kinds, such as ``local``, are targets without a file.
+A user-defined target is a file ``targets/<name>.json`` below the home. The registered kinds, such
+as ``local``, are also targets of the same name, without a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 
 
 def load_target(home: RunsHome, name: str) -> RunTarget:
-    """Return the target called ``name``. Raises SettingsError if there is none."""
+    """Return the target ``name``. Raises SettingsError if there is none."""
     spec = target_spec(home, name)
     made: RunTarget = registry.load("target", spec.kind)(spec)
     return made
@@ -45,7 +45,7 @@ def target_spec(home: RunsHome, name: str) -> TargetSpec:
 
 
 def save_target(home: RunsHome, spec: TargetSpec) -> None:
-    """Store a target's definition. Raises SettingsError if its name or options are wrong."""
+    """Store a target's definition. Raises SettingsError if its name or options are invalid."""
     if not re.fullmatch(_NAME, spec.name):
         raise SettingsError(
             f"the target's name {spec.name!r} must have 1 to 100 letters, digits, '_', '-' or '.',"
@@ -58,7 +58,7 @@ def save_target(home: RunsHome, spec: TargetSpec) -> None:
 
 
 def remove_target(home: RunsHome, name: str) -> None:
-    """Delete a target's definition. Raises SettingsError if the user has not defined it."""
+    """Delete the definition of a target. Raises SettingsError if there is none."""
     try:
         os.unlink(_path(home, name))
     except FileNotFoundError:
@@ -77,9 +77,9 @@ def names(home: RunsHome) -> list[str]:
 
 
 def node_counts(home: RunsHome, name: str) -> NodeCounts | None:
-    """Return the nodes of a target by state; None if the target does not know them.
+    """Return the number of a target's nodes by state; None if the target does not know it.
 
-    Raises SettingsError if there is no such target, RunError if its cluster does not answer.
+    Raises SettingsError if there is no such target, and RunError if its cluster does not answer.
     """
     tickets = []
     for folder in spool.entries(home):

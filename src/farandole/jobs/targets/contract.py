@@ -1,10 +1,9 @@
 """The contract of a target.
 
-A run is executed by a *runner*: ``python -m farandole.jobs.runner <run folder> <attempt>``. The
-runner prepares the environment and the inputs, starts the ranks through Farandole's launchers, and
-records the end. A target says where a runner can run, starts it, and knows whether it is still
-there. Local processes, ssh hosts and Spark run their runner on this host; Slurm runs it inside an
-allocation.
+A *runner* executes a run: ``python -m farandole.jobs.runner <run folder> <attempt>``. The runner
+prepares the environment and the inputs, starts the ranks through Farandole's launchers, and records
+the end. A target decides where a runner can run, starts it, and detects its end. Local processes,
+ssh hosts and Spark have their runner on this host. The runner for Slurm is inside an allocation.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from farandole.job.runs.spec import Resources, RunSpec
 class TargetSpec:
     """A target as a user defines it; stored as ``targets/<name>.json`` below the home.
 
-    - ``kind``: The registered target class, such as ``local``, ``ssh``, ``slurm`` or ``spark``.
-    - ``min_nodes``, ``max_nodes``: Limits for targets whose nodes come and go; ``max_nodes`` 0
-      means no limit.
-    - ``idle_seconds``: Time after which an idle node above ``min_nodes`` is released.
+    - ``kind``: The registered kind, such as ``local``, ``ssh``, ``slurm`` or ``spark``.
+    - ``min_nodes``, ``max_nodes``: Limits for targets that add and release nodes; a ``max_nodes``
+      of 0 means no limit.
+    - ``idle_seconds``: Seconds after which an idle node above ``min_nodes`` is released.
     - ``options``: Options of the kind, such as ``hosts`` of ``ssh`` or ``partition`` of ``slurm``.
     """
 
@@ -39,9 +38,9 @@ class TargetSpec:
 
 
 class Capacity(NamedTuple):
-    """The capacity of a target, for targets whose queue is Farandole's own.
+    """The capacity of a target whose runs wait in Farandole's own queue.
 
-    ``memory`` is in bytes; 0 means unknown.
+    ``memory``: in bytes; 0 means unknown.
     """
 
     cores: float
@@ -51,7 +50,7 @@ class Capacity(NamedTuple):
 
 
 class NodeCounts(NamedTuple):
-    """The nodes of a target by their state. ``preparing`` nodes start, ``leaving`` ones end."""
+    """The number of nodes by state. ``preparing`` nodes are starting, ``leaving`` ones stopping."""
 
     idle: int = 0
     running: int = 0
@@ -61,10 +60,10 @@ class NodeCounts(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """A started runner: an identity that survives the supervisor.
+    """The identity of a started runner, which stays valid after a restart of the supervisor.
 
-    ``data`` is JSON data of the target's choice, for example a process identity or the number of a
-    Slurm job.
+    ``data``: JSON data that the target defines, such as a process identity or the number of a Slurm
+    job.
     """
 
     target: str
@@ -74,8 +73,8 @@ class Ticket(NamedTuple):
 class Presence(NamedTuple):
     """The state of a runner: ``pending`` in the target's own queue, ``present`` or ``gone``.
 
-    ``reason`` says why it is pending or gone, if the target knows (a preemption, a time limit).
-    ``preempted``: The program is not the cause of its end.
+    ``reason``: why the runner is pending or gone, such as a preemption or a time limit; empty if
+    unknown. ``preempted``: the program did not cause the end.
     """
 
     state: str
@@ -84,13 +83,14 @@ class Presence(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The launch of the ranks by the runner: arguments of ``farandole.job.launch``.
+    """The arguments of ``farandole.job.launch`` with which the runner starts the ranks.
 
     - ``launcher``: The launcher, or its name.
     - ``hosts``: Hosts with slots, such as ``h1:2,h2:2``, or None.
     - ``settings``: Further settings of the job.
-    - ``copies``: For hosts that may not share the file system: called with the run's folder and
-      the paths of further files that the ranks read, it returns the context in which the ranks run.
+    - ``copies``: For hosts that may not share the file system, or None: a function that returns the
+      context in which the ranks run. Its arguments are the run's folder and the paths of further
+      files that the ranks read.
     """
 
     launcher: str | Launcher
@@ -100,36 +100,36 @@ class Launch(NamedTuple):
 
 
 class RunTarget(Protocol):
-    """A place for runs. One module, one registry line or entry point (``farandole.targets``)."""
+    """A place for runs: one module, and a registry line or entry point (``farandole.targets``)."""
 
     kind: ClassVar[str]
 
     def __init__(self, spec: TargetSpec) -> None:
-        """Raises SettingsError for wrong options."""
+        """Raises SettingsError for invalid options."""
 
     def check(self, resources: Resources) -> None:
-        """Raise SettingsError if the target can never hold these resources."""
+        """Raise SettingsError if the target can never provide these resources."""
 
     def capacity(self) -> Capacity | None:
-        """Return the capacity, or None if the target has a queue of its own."""
+        """Return the capacity, or None if the target has its own queue."""
 
     def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
-        """Start the runner's ``command`` for an attempt of a run and return its ticket.
+        """Start ``command``, the runner for an attempt of a run, and return its ticket.
 
-        Raises RunError if it cannot be started.
+        Raises RunError if the runner cannot be started.
         """
 
     def presence(self, tickets: Sequence[Ticket]) -> Sequence[Presence]:
         """Return the presence of each ticket's runner, with one query for all tickets."""
 
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
-        """Ask the runner to end; end it after ``grace_seconds``. Does not wait."""
+        """Ask the runner to stop, and kill it after ``grace_seconds``. Does not wait."""
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
-        """Return the nodes by state, or None if the target does not know them.
+        """Return the number of nodes by state, or None if the target does not know it.
 
-        ``tickets``: the tickets of the target's active runs. May take seconds.
+        ``tickets``: the tickets of the target's active runs. The call may take seconds.
         """
 
     def launch(self, spec: RunSpec) -> Launch:
-        """Return the way to start the ranks. Called in the runner."""
+        """Return the arguments for the launch of the ranks. The runner calls this method."""

@@ -27,8 +27,10 @@ from farandole.jobs.targets.contract import (
 
 
 class LocalTarget:
-    """Runs on this host. Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit the
-    resources of all runs together; default: all resources of the host.
+    """Executes runs on this host.
+
+    Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit the total resources of all runs. By
+    default, runs use all resources of the host.
     """
 
     kind: ClassVar[str] = "local"
@@ -83,7 +85,7 @@ class LocalTarget:
 
 
 def check_options(spec: TargetSpec, known: Sequence[str]) -> None:
-    """Raise SettingsError for options that a target's kind does not have."""
+    """Raise SettingsError for options that are unknown to the target's kind."""
     if wrong := sorted(set(spec.options) - set(known)):
         raise SettingsError(
             f"the target {spec.name!r} of kind {spec.kind!r} has no option {wrong[0]!r}"
@@ -94,7 +96,7 @@ def check_options(spec: TargetSpec, known: Sequence[str]) -> None:
 def start_here(
     target: str, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]
 ) -> Ticket:
-    """Start a runner on this host, in a session of its own, and return its ticket.
+    """Start a runner on this host in its own session, and return its ticket.
 
     Raises RunError if the process cannot be started.
     """
@@ -117,20 +119,20 @@ def start_here(
         os.close(log)
     try:
         identity = ProcessIdentity.of(process.pid)
-    except ProcessLookupError:  # it has ended already
+    except ProcessLookupError:  # the process has already ended
         identity = ProcessIdentity.of()._replace(pid=process.pid, started=0)
-    process.returncode = 0  # reaped by the supervisor's loop, not by this object
+    process.returncode = 0  # the supervisor's loop reaps it, not this object
     return Ticket(target, {**identity.to_json(), "folder": folder.path})
 
 
 def presence_here(ticket: Ticket) -> Presence:
-    """Return whether a runner of this host, or of another host with the same home, is present."""
+    """Return the presence of a runner on this host, or on another host with the same home."""
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         return Presence("present")
     if identity.here:
         return Presence("gone", "its runner was killed", preempted=True)
-    if identity.host != socket.gethostname():  # which shares the home, and looks after its runs
+    if identity.host != socket.gethostname():  # that host shares the home
         silent = heartbeat.silence(RunFolder(ticket.data.get("folder", "")))
         if silent > heartbeat.LOST:
             why = f"no sign of its runner on host {identity.host} for {silent:.0f} seconds"
@@ -140,7 +142,7 @@ def presence_here(ticket: Ticket) -> Presence:
 
 
 def end_here(ticket: Ticket) -> None:
-    """Ask a runner of this host to end its run after the grace period."""
+    """Ask a runner on this host to end its run within the grace period."""
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         os.kill(identity.pid, signal.SIGTERM)

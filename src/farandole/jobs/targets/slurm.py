@@ -1,7 +1,7 @@
 """The target ``slurm``: a batch job whose first node executes the runner.
 
-The batch job outlives the login shell and the supervisor. The home of the runs must be on a file
-system that all nodes share.
+The batch job outlives the login shell and the supervisor. The home of the runs must be on a shared
+file system of all nodes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from farandole.jobs.targets.contract import (
 )
 from farandole.jobs.targets.local import check_options
 
-QUESTION_SECONDS = 2.0  # the shortest time between two questions to Slurm's controller
+QUESTION_SECONDS = 2.0  # the shortest time between two queries to Slurm's controller
 _TIMEOUT = 30.0
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
 _PRESENT = ("RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
-# Ends without a fault of the program.
+# Final states that the program did not cause.
 _PREEMPTED = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")
 _FORMAT = "%i|%T|%r"
 
 
 class SlurmTarget:
-    """Batch jobs of Slurm. Options: ``partition``, ``account``, ``qos``, ``constraint``, ``time``
-    (a limit as sbatch has it) and ``extra`` (further options of sbatch in one text).
+    """Executes runs as batch jobs of Slurm.
+
+    Options: ``partition``, ``account``, ``qos``, ``constraint``, ``time`` (a time limit in sbatch's
+    format) and ``extra`` (further options of sbatch as one string).
     """
 
     kind: ClassVar[str] = "slurm"
@@ -87,7 +89,7 @@ class SlurmTarget:
         return Ticket(self._spec.name, {"job": number})
 
     def _find(self, folder: RunFolder, attempt: str) -> Ticket | None:
-        """Look for a job with the run's name, submitted by a supervisor that was killed then."""
+        """Return the ticket of an attempt's job that a killed supervisor has submitted, if any."""
         words = ["squeue", "--noheader", f"--name={folder.run_id}", "--format=%i|%k"]
         for line in _run(words).stdout.splitlines():
             job, _, comment = line.strip().partition("|")
@@ -101,7 +103,7 @@ class SlurmTarget:
         need = spec.resources
         words = [
             "--parsable",
-            "--no-requeue",  # attempts are counted by Farandole
+            "--no-requeue",  # Farandole counts the attempts
             "--export=ALL",
             f"--job-name={folder.run_id}",
             f"--comment={_comment(attempt)}",
@@ -134,7 +136,7 @@ class SlurmTarget:
         return [self._known.get(job, Presence("present")) for job in jobs]
 
     def _ask(self, jobs: Sequence[str]) -> None:
-        """Bring the presences of the jobs up to date. If Slurm does not answer, nothing changes."""
+        """Update the presences of the jobs. Has no effect if Slurm does not answer."""
         self._asked = time.monotonic()
         try:
             done = _run(
@@ -156,12 +158,12 @@ class SlurmTarget:
     def cancel(self, ticket: Ticket, grace_seconds: float) -> None:
         job = str(ticket.data["job"])
         pending = self._known.get(job, Presence("present")).state == "pending"
-        # The runner of a running job ends its ranks itself and keeps the time of grace.
+        # If the job runs, its runner ends the ranks within the grace period.
         signal = [] if pending else ["--batch", "--signal=TERM"]
         _run(["scancel", *signal, job])
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
-        """Return the states of the partition's nodes, which all users share.
+        """Return the number of the partition's nodes by state. All users share these nodes.
 
         Raises RunError if Slurm does not answer.
         """
@@ -178,7 +180,7 @@ class SlurmTarget:
 
 
 def parsed(output: str) -> dict[str, Presence]:
-    """Return the presences of squeue's lines ``job|state|reason`` by job. Pure."""
+    """Return presences by job from squeue's lines ``job|state|reason``. Pure."""
     found = {}
     for line in output.splitlines():
         job, state, reason = [*line.strip().split("|"), "", ""][:3]
@@ -195,10 +197,10 @@ def parsed(output: str) -> dict[str, Presence]:
 
 
 def node_counts(output: str) -> NodeCounts:
-    """Return the counts of sinfo's lines ``node|state``, each node once. Pure.
+    """Return the number of nodes by state from sinfo's lines ``node|state``. Pure.
 
-    The last characters of a state are flags of sinfo: ``*`` does not respond, ``~`` is powered
-    down, ``#`` starts, ``%`` ends. Nodes that are powered down are left out.
+    A node on several lines counts once. States may end with sinfo's flags: ``*`` not responding,
+    ``~`` powered down, ``#`` powering up, ``%`` powering down. Powered-down nodes are not counted.
     """
     states = dict(line.strip().split("|") for line in output.splitlines() if "|" in line)
     kinds = [_kind_of(state) for state in states.values()]
@@ -224,7 +226,7 @@ def _kind_of(state: str) -> str:
 def _run(
     words: Sequence[str], env: Mapping[str, str] | None = None, script: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm. Raises RunError if it does not exist or does not end."""
+    """Run a Slurm program. Raises RunError if it does not exist, or does not end in time."""
     try:
         return subprocess.run(
             list(words),

@@ -1,4 +1,4 @@
-"""The target ``spark``: ranks are barrier tasks of a Spark cluster; the runner is on this host."""
+"""The target ``spark``: ranks are barrier tasks of a Spark cluster. The runner is on this host."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ SESSION_VARIABLE = "PYSPARK_SUBMIT_ARGS"  # read by pyspark when it starts its J
 
 
 class SparkTarget:
-    """Spark clusters. Options: ``master`` (a URL such as ``spark://host:7077`` or ``yarn``) and
-    ``conf``, Spark's settings by name. Without ``master``, the configuration of Spark decides.
+    """Executes runs on a Spark cluster.
+
+    Options: ``master`` (``yarn``, or a URL such as ``spark://host:7077``) and ``conf`` (Spark's
+    settings by name). Without ``master``, Spark's configuration decides.
     """
 
     kind: ClassVar[str] = "spark"
@@ -42,7 +44,7 @@ class SparkTarget:
             )
 
     def capacity(self) -> Capacity | None:
-        return None  # Spark's scheduler shares out its executors
+        return None  # Spark's scheduler has its own queue
 
     def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
         submit = submit_arguments(self._spec.options)
@@ -56,7 +58,7 @@ class SparkTarget:
         end_here(ticket)
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
-        return None  # executors come and go with Spark's sessions
+        return None  # executors exist only during Spark's sessions
 
     def launch(self, spec: RunSpec) -> Launch:
         from farandole.job.launch.launchers.spark import SparkLauncher
@@ -65,7 +67,7 @@ class SparkTarget:
 
 
 def submit_arguments(options: Mapping[str, Any]) -> str:
-    """Return the arguments of spark-submit for the options; empty for none."""
+    """Return the arguments of spark-submit for the options; empty without options."""
     import shlex
 
     words = ["--master", str(options["master"])] if options.get("master") else []

@@ -1,11 +1,11 @@
-"""Readable names for collectives that the program did not name itself."""
+"""Readable names for collectives that the program did not name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-MOST = 6  # names in one text
+MOST = 6  # the most names in a list
 _INTERNAL = [  # patterns, compiled when the first collective stalls
     (r"(?:allocate\.)?optimizer\.(\d+)(?:\..*)?", r"gradients of DistributedOptimizer \1"),
     (r"process_set\.(add|remove)\.\d+", r"\1_process_set"),
@@ -22,12 +22,12 @@ _INTERNAL = [  # patterns, compiled when the first collective stalls
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return up to ``MOST`` of ``names`` as text, without repetitions."""
+    """Return up to ``MOST`` different ``names`` as text."""
     return ", ".join(list(dict.fromkeys(map(shown, names)))[:MOST])
 
 
 def shown(name: str) -> str:
-    """Return ``name`` if the program gave it, else the call that it represents."""
+    """Return ``name`` if the program chose it, else a description of the call."""
     for pattern, text in _INTERNAL:
         found = re.fullmatch(pattern, name)
         if found:

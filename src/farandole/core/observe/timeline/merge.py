@@ -1,4 +1,4 @@
-"""Merges the timelines of several ranks: a process per rank, a thread per tensor."""
+"""Merging the timelines of several ranks, with one process per rank and one thread per tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(path: str) -> list[Event]:
 
 
 def _parsed(text: str) -> Any:
-    """Parse the array. If a kill truncated the last line, the lines before it are used."""
+    """Return the parsed array, without the last line if a kill truncated it."""
     try:
         return json.loads(text)
     except ValueError:
@@ -48,8 +48,9 @@ def write(path: str, events: Sequence[Event]) -> None:
 
 
 def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
-    """Return all events on one clock, in order of time. Pure. Raises SettingsError if two timelines
-    are of the same rank.
+    """Return all events on one clock, sorted by time. Pure.
+
+    Raises SettingsError if two timelines belong to the same rank.
     """
     heads: list[Mapping[str, Any]] = [events[0]["farandole"] for events in timelines]
     ranks = [head["rank"] for head in heads]
@@ -82,8 +83,9 @@ def _names(rank: int, events: Sequence[Event]) -> list[Event]:
 
 
 class _Threads:
-    """The threads of a merged timeline, one for each (tensor, lane) of a file. Thread 0: events
-    without a tensor.
+    """The threads of a merged timeline: one for each (tensor, lane) of a file.
+
+    Thread 0 holds the events without a tensor.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Memory mapped by several processes: anonymous (memfd), so a killed process leaves none behind."""
+"""Memory shared by processes; anonymous (memfd), so a killed process leaves none behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "farandole"  # as shown in /proc/self/maps
 
 
 def is_available() -> bool:
-    """Return whether this process may create shared memory; a sandbox may forbid it."""
+    """Return whether this process may create shared memory, which a sandbox may forbid."""
     try:
         os.close(os.memfd_create(NAME, os.MFD_CLOEXEC))
     except OSError:
@@ -28,8 +28,8 @@ def is_available() -> bool:
 def create(nbytes: int) -> int:
     """Return a file descriptor of new shared memory.
 
-    It has no name, so it is freed with its last user. Raises OSError, with a hint, if memory is
-    limited or memfd is forbidden.
+    The memory has no name, so it is freed when its last user ends. Raises OSError, with a hint, if
+    memory is limited or memfd is forbidden.
     """
     try:
         fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
@@ -54,10 +54,10 @@ def create(nbytes: int) -> int:
 
 
 def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
-    """Map ``fd`` and close it. Return the bytes as a memoryview, for flags, and as a uint8 array,
-    for data.
+    """Map ``fd``, close it, and return the memory as a memoryview (for flags) and as a uint8 array
+    (for data).
 
-    The mapping lasts as long as either is referenced. Raises OSError if the memory cannot be
+    The mapping lasts until neither object is referenced. Raises OSError if the memory cannot be
     mapped.
     """
     size = round_up(nbytes)
@@ -75,7 +75,7 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
 
 
 def _address_space_hint() -> str:
-    import resource  # imported here: a normal job does not need it
+    import resource  # imported here because a normal job does not need it
 
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     limited = (

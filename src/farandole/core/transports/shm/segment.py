@@ -1,8 +1,7 @@
-"""One shared segment per rank: flags, a notice board and staging memory. Every rank maps all of
-them.
+"""One shared segment per rank, mapped by all ranks: flags, a notice board and staging memory.
 
-Three rules make it safe without locks: each word has one writer, counters only grow, and data is
-written before the counter that announces it.
+Three rules make segments safe without locks: each word has one writer, counters only grow, and data
+is written before the counter that announces it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ SMALL = 256 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8
-# Waiting: poll; then poll and yield; then sleep. Sleeping at once has a hidden cost: a woken rank
-# tends to run on the core of the rank that woke it, and two ranks that alternate on one core never
-# seem to the scheduler to need two. Each spin takes about 50 ns. Where ranks outnumber cores there
-# is no spinning: it would take the core from the awaited rank.
+# To wait: poll; then poll and yield; then sleep. Sleeping at once has a hidden cost: a woken rank
+# tends to run on the core of the rank that woke it, and to the scheduler, two ranks that alternate
+# on one core do not need a second one. Each spin takes about 50 ns. If ranks outnumber cores, ranks
+# do not spin, because spinning would take the core from the awaited rank.
 _SPINS = 400
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
 _CHECK_SECONDS = 0.02  # how often a sleeping rank checks that its peers are alive
@@ -45,7 +44,7 @@ _REPORT_SECONDS = 0.5
 
 
 class Segment:
-    """The segments of all ranks of one host, as seen by one of them."""
+    """The segments of all ranks of one host, as mapped by one rank."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Segment:
     ) -> None:
         """Create this rank's segment and map the others. Collective.
 
-        ``parent``: the segment that this one was split from; aborting it aborts this one.
+        ``parent``: the segment from which this one was split; its abort also aborts this one.
         ``names``: the numbers of the ranks in messages and errors.
         """
         self.parent = parent
@@ -85,10 +84,10 @@ class Segment:
         self.report: Report | None = None
 
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
-        """Allocate ``nbytes`` on every rank, and return all ranks' memory, mapped here: (bytes,
-        uint8 array) in rank order. Collective.
+        """Allocate ``nbytes`` on every rank, and map the memory of all ranks. Collective.
 
-        Raises PeerLostError if a rank goes away meanwhile.
+        Returns (bytes, uint8 array) of each rank, in rank order. Raises PeerLostError if a rank is
+        lost meanwhile.
         """
         with self._handing:
             mine = memory.create(nbytes)
@@ -107,7 +106,7 @@ class Segment:
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
-    # Progress: one counter per rank. The meaning of its values follows from the sequence of
+    # Progress: one counter per rank. The meaning of a value follows from the sequence of
     # collectives, which is the same on all ranks.
 
     def publish(self) -> None:
@@ -144,12 +143,12 @@ class Segment:
         peer: int = -1,
         stage: int = 0,
     ) -> bool:
-        """Poll briefly, then sleep on this rank's bell, until ``condition()`` holds or ``seconds``
-        elapse. Return whether it holds.
+        """Wait up to ``seconds`` until ``condition()`` holds, and return whether it holds.
 
-        With ``peer``, this is a wait inside a collective until ``peer`` reaches ``stage``; it is
-        reported (``report_waits``). Raises PeerLostError when a peer is gone or the segment was
-        aborted, and with ``peer`` also after ``seconds``.
+        Polls briefly, then sleeps on this rank's bell. With ``peer``, this is a wait inside a
+        collective until ``peer`` reaches ``stage``, and long waits are reported
+        (``report_waits``). Raises PeerLostError if a peer is gone or the segment was aborted, and
+        with ``peer`` also after ``seconds``.
         """
         began = reported = time.monotonic()
         deadline = began + seconds
@@ -174,7 +173,7 @@ class Segment:
                 try:
                     self._check(now)
                 except PeerLostError:
-                    if condition():  # the peer did its part before it left
+                    if condition():  # the peer finished its part before it left
                         return True
                     raise
                 if peer >= 0 and now - reported >= _REPORT_SECONDS and self.report is not None:
@@ -195,21 +194,22 @@ class Segment:
         return False
 
     def wake_others(self) -> None:
-        """Wake the ranks that sleep."""
+        """Wake the sleeping ranks."""
         futex.fence()
         for peer in self.others:
             if self.words[peer][SLEEPING // 8]:
                 self._wake(peer)
 
     def wake_one(self, peer: int) -> None:
-        """Wake ``peer`` if it sleeps."""
+        """Wake ``peer`` if it is sleeping."""
         futex.fence()
         if self.words[peer][SLEEPING // 8]:
             self._wake(peer)
 
     def wake_self(self) -> None:
-        """Wake the waiting thread of this rank. The call is counted, so one between two waits is
-        not lost.
+        """Wake the waiting thread of this rank.
+
+        Calls are counted, so a call between two waits is not lost.
         """
         self.wakes += 1
         self._wake(self.rank)
@@ -243,8 +243,9 @@ class Segment:
                 raise left(self.names[peer])
 
     def check_alive(self) -> None:
-        """Raise PeerLostError if the segment was aborted or a peer died; a peer that left in order
-        is no error. Thread-safe.
+        """Raise PeerLostError if the segment was aborted or a peer died. Thread-safe.
+
+        A peer that left in order is no error.
         """
         self.check_abort()
         for peer in self.others:
@@ -266,7 +267,7 @@ class Segment:
         return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]
 
     def gone(self, peer: int) -> PeerLostError | None:
-        """Return the error if ``peer`` is gone; None if it is connected."""
+        """Return the error for ``peer`` if it is gone; None if it is connected."""
         if not self.sockets.hung_up(peer):
             return None
         if self.words[peer][LEFT // 8]:
@@ -290,7 +291,7 @@ class Segment:
             self._wake(peer)
 
     def close(self) -> None:
-        """Leave in order: peers that need this rank later report that it left, not that it died."""
+        """Leave in order. Peers that need this rank later then report that it left, not died."""
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
         for peer in self.others:

@@ -1,6 +1,7 @@
-"""The target ``ssh``: ranks on hosts that ssh reaches; the runner is on this host.
+"""The target ``ssh``: ranks run on hosts reached by ssh. The runner is on this host.
 
-The supervisor chooses the hosts of a run, so that runs at the same time share them out.
+The supervisor chooses the hosts of each run, so that simultaneous runs use different hosts if
+possible.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from farandole.net.interfaces import is_here
 
 
 class SshTarget:
-    """Hosts that ssh reaches. Options: ``hosts`` (``h1:2,h2:2``, a slot per rank), ``port``,
-    ``identity`` (a file with the private key) and ``ssh_options`` (further options of ssh).
+    """Executes runs on hosts reached by ssh.
+
+    Options: ``hosts`` (``h1:2,h2:2``, with a slot per rank), ``port``, ``identity`` (the file of
+    the private key) and ``ssh_options`` (further options of ssh).
     """
 
     kind: ClassVar[str] = "ssh"
@@ -85,7 +88,7 @@ class SshTarget:
         end_here(ticket)
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
-        """Ask all hosts at the same time; those that ssh cannot reach are unusable."""
+        """Query all hosts at the same time. Hosts that ssh cannot reach count as unusable."""
         settings = settings_for({}, self._settings())
         asked = {
             host: subprocess.Popen(
@@ -134,9 +137,8 @@ def hosts_for(
 ) -> str:
     """Return hosts with slots for the ranks, such as ``h1:2,h2:2``. Pure.
 
-    Hosts with enough free slots come first; ``busy`` gives the occupied slots by host.
-
-    Raises SettingsError if too few hosts have a slot for each rank of a node.
+    Hosts with enough free slots come first; ``busy``: the number of occupied slots by host. Raises
+    SettingsError if too few hosts have a slot for each rank of a node.
     """
     need = resources.ranks_per_node
     fitting = [(host, slots) for host, slots in hosts if slots >= need]
@@ -151,7 +153,7 @@ def hosts_for(
 
 
 def occupied(tickets: Sequence[Ticket]) -> Counter[str]:
-    """Return the slots that runs occupy, by host. Pure."""
+    """Return the number of slots that runs occupy, by host. Pure."""
     found: Counter[str] = Counter()
     for ticket in tickets:
         if hosts := ticket.data.get("hosts"):
@@ -160,7 +162,7 @@ def occupied(tickets: Sequence[Ticket]) -> Counter[str]:
 
 
 def _bracketed(host: str) -> str:
-    """Return a host as hosts' texts have it: an IPv6 address in brackets."""
+    """Return a host in the format of a list of hosts: an IPv6 address in brackets."""
     user, at, name = host.rpartition("@")
     return f"{user}{at}[{name}]" if ":" in name else host
 

@@ -1,7 +1,8 @@
 """Copies of a run's folder on hosts that do not share the runner's file system.
 
-Before the ranks start, each such host receives its working directories under the same path. While
-they run, the journals of metrics come back; at the end the outputs do, and the copy is deleted.
+Before the ranks start, each such host receives its working directories under the same path. The
+journals of metrics come back while the ranks run, and the outputs at the end. Then the copy is
+deleted.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from farandole.job.runs.folder import RunFolder, make_private
 from farandole.jobs.targets.ssh import journals
 from farandole.net.interfaces import is_here
 
-MARK = "copy"  # the file that only a copy has; its time is the end of the last transfer to it
-_AGAIN = 1.0  # seconds before a broken connection for journals is made again
+MARK = "copy"  # a file only in copies; its time is the end of the last transfer to the copy
+_AGAIN = 1.0  # seconds before a broken connection for journals is opened again
 
-# $1: the run's folder, $2: the name of a file that the folder has on the runner's file system, then
+# $1: the run's folder; $2: the name of a file in this folder on the runner's file system; others:
 # paths that the host may have received already.
 ASK = """
 [ -e "$1/$2" ] && echo shared && exit
@@ -45,7 +46,7 @@ tar -x -f - -C / --no-same-owner || exit 1
 for path; do touch "$path.arrived" || exit 1; done
 touch "$run/copy"
 """
-# The time of a file's last change is compared, because programs may copy old times to new files.
+# Compare ctime, because programs may copy an old mtime to a new file.
 RETURN = """
 cd "$1" && find outputs \\( -type d -o -cnewer copy \\) -print0 |
 tar -c -f - --null --no-recursion -T -
@@ -59,12 +60,12 @@ def copied(
 ) -> Iterator[None]:
     """Keep copies of a run on hosts without a shared file system, until the block ends.
 
-    Outputs come back whether the block fails or not. A host that is lost by then causes a warning
-    among the run's events.
+    The outputs come back even if the block fails. If a host is lost, the run's events get a
+    warning.
 
     Args:
         hosts: The host of each node of the run.
-        settings: ssh's port, identity and options.
+        settings: The port, identity and options of ssh.
         folder: The run's folder.
         paths: Further files and folders that the ranks read, such as fetched inputs.
 
@@ -87,7 +88,7 @@ def copied(
     try:
         yield
     finally:
-        # A second request to end must not stop the outputs' return.
+        # A second SIGTERM must not interrupt the return of the outputs.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for host, why in _all(copies, HostCopy.close).items():
             folder.record("warning", text=f"the outputs on {host} were not fetched: {why}")
@@ -96,7 +97,7 @@ def copied(
 def _unshared(
     copies: Sequence[HostCopy], folder: RunFolder, paths: Sequence[str]
 ) -> list[HostCopy]:
-    """Send the run to all hosts that do not see its folder; return these."""
+    """Send the run to all hosts that do not see its folder; return the copies there."""
     if not copies:
         return []
     token = f".{secrets.token_hex(8)}.shared"
@@ -117,7 +118,7 @@ def _check(problems: Mapping[str, str]) -> None:
 
 
 def _all(copies: Iterable[HostCopy], action: Callable[[HostCopy], None]) -> dict[str, str]:
-    """Take an action on all hosts at a time; return the reasons of failures by host."""
+    """Run an action on all hosts in parallel; return the reasons of failures by host."""
 
     def result(copy: HostCopy) -> tuple[str, str]:
         try:
@@ -132,7 +133,7 @@ def _all(copies: Iterable[HostCopy], action: Callable[[HostCopy], None]) -> dict
 
 
 class HostCopy:
-    """The copy of a run on one host; ``nodes`` are the numbers of the run's nodes there."""
+    """The copy of a run on one host; ``nodes``: the numbers of the run's nodes on this host."""
 
     def __init__(
         self, host: str, settings: Settings, folder: RunFolder, nodes: Sequence[int]
@@ -150,7 +151,7 @@ class HostCopy:
         self._session: subprocess.Popen[bytes] | None = None
 
     def ask(self, token: str, paths: Sequence[str]) -> None:
-        """Find out whether the host sees the run's folder, and which paths it has received.
+        """Query whether the host sees the run's folder, and which paths it has received already.
 
         Raises RunError if ssh fails.
         """
@@ -159,7 +160,7 @@ class HostCopy:
         self._missing = [path for path in paths if path not in lines]
 
     def send(self) -> None:
-        """Send the working directories, the outputs so far, and what the host lacks."""
+        """Send the working directories, the outputs so far, and the paths that the host lacks."""
         names = [f"work/node-{node}" for node in self._nodes]
         own = [self._folder.file(*name.split("/")) for name in (*names, "work/inputs", "outputs")]
         paths = [path for path in (*own, *self._missing) if os.path.lexists(path)]
@@ -174,20 +175,20 @@ class HostCopy:
             raise RunError(f"tar could not pack the run (status {packed.returncode})")
 
     def follow(self) -> None:
-        """Begin to fetch the journals of metrics, about once a second."""
+        """Start fetching the journals of metrics, about once a second."""
         self._thread.start()
 
     def close(self) -> None:
         """Fetch the rest of the journals and the outputs, then delete the copy.
 
-        Raises RunError if the host is lost; the copy stays there.
+        Raises RunError if the host is lost. Then its copy remains.
         """
         self._over.set()
         with self._lock:
             if self._session is not None and self._session.stdin is not None:
                 self._session.stdin.close()
         self._thread.join()
-        self._receive_journals()  # also after a session that broke
+        self._receive_journals()  # the session may have broken before the end
         self._fetch_outputs()
         self._run(DELETE)
 
@@ -222,7 +223,7 @@ class HostCopy:
             self._over.wait(_AGAIN)
 
     def _receive_journals(self) -> None:
-        """Append the journals' new bytes until the session ends. Raises RunError if it breaks."""
+        """Append new bytes to the journals until the session ends. Raises RunError if it breaks."""
         words = [json.dumps(self._offsets)]
         with self._lock:
             session = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The stream of a host's journals of metrics: frames of a name, a size and new bytes."""
+"""The stream of a host's journals of metrics: frames with a name, a size and new bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterator
 from typing import IO
 
-SECONDS = 1.0  # between two looks at the journals
+SECONDS = 1.0  # between two reads of the journals
 
-# Ends after a last look when its stdin closes.
+# Reads the journals a last time when its stdin closes, then exits.
 _PROGRAM = """
 import json, os, select, sys
 folder, seconds, offsets = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
@@ -32,8 +32,8 @@ def program(python: str, folder: str, offsets: str) -> list[str]:
 
     Args:
         python: The interpreter; hosts without it use ``python3``.
-        folder: The folder with the journals.
-        offsets: JSON data: the bytes of each file that have been received.
+        folder: The folder of the journals.
+        offsets: The number of received bytes by file, as JSON.
     """
     words = shlex.join([_PROGRAM, folder, str(SECONDS), offsets])
     script = f'p={shlex.quote(python)}; [ -x "$p" ] || p=python3; exec "$p" -I -S -c {words}'
@@ -41,9 +41,9 @@ def program(python: str, folder: str, offsets: str) -> list[str]:
 
 
 def received(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the new bytes of each complete frame of a stream.
+    """Yield the name and the new bytes of each complete frame in a stream.
 
-    Lines that are no frame, such as the output of login scripts, are skipped.
+    Other lines, such as the output of login scripts, are skipped.
     """
     while line := stream.readline():
         try:
