@@ -180,8 +180,8 @@ class DistributedSampler:
         samples are dealt out again.
         """
         world = self._told or (context.rank(), context.size())
-        # After a reset the program reads the epoch from its beginning, even if the number of ranks
-        # is the same.
+        # After a reset, the program iterates from the beginning, even with the same number of
+        # ranks.
         session = "" if self._told else context.session_id()
         if (*world, session) != self._dealt:
             self._base = self.position

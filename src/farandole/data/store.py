@@ -1,8 +1,8 @@
 """``Store``: a folder, on any file system, for the files of training: prepared data, checkpoints
 and logs of runs.
 
-Paths are plain on this machine, and URLs elsewhere. A store may be pickled; each process connects
-by itself.
+Local paths are plain; other paths are URLs. A store may be pickled; each process makes its own
+connection.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ONE = {"gcs": "gs", "abfss": "abfs", "az": "abfs"}  # alternative schemes of on
 
 
 class Store:
-    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, or any
-    other that fsspec knows.
+    """A folder, given by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, or
+    any other scheme that fsspec knows.
 
     ``train_path``, ``val_path``, ``test_path``, ``runs_path``: replace folders below
     ``prefix_path``. ``save_runs=False``: no checkpoints and logs. ``storage_options``: arguments
@@ -154,8 +154,8 @@ class Store:
         return bytes(self.fs.cat_file(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file atomically: a reader sees either the old content or the new one (on HDFS
-        possibly a part of the new one).
+        """Write a file atomically: a reader sees either the old or the new content (on HDFS,
+        possibly a part of the new content).
         """
         if not self._local():
             self.fs.pipe_file(path, content)  # object stores show a file only once it is complete
@@ -174,13 +174,13 @@ class Store:
         self.write(path, text.encode())
 
     def copy(self, lpath: str, rpath: str, recursive: bool = False, **options: Any) -> None:
-        """Copy a file of this machine, or with ``recursive`` a folder, to a path of the store."""
+        """Copy a local file, or with ``recursive`` a local folder, to a path in the store."""
         if self._local():
             os.makedirs(os.path.dirname(rpath), exist_ok=True)
         self.fs.put(lpath, rpath, recursive=recursive, **options)
 
     def delete(self, path: str) -> None:
-        """Remove a file or folder; a missing one is no error."""
+        """Remove a file or folder, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             if self._local() or not _PATTERN.search(path):
                 self.fs.rm(path, recursive=True)
@@ -251,8 +251,8 @@ class Store:
     # For use on ranks.
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
-        """Return a function that makes a context manager: a local folder to write a run's files to.
-        ``sync_fn`` copies them to the store.
+        """Return a function that returns a context manager, which provides a local folder for a
+        run's files. ``sync_fn`` copies them to the store.
         """
         run = self.get_run_path(run_id)
         local = self._local()
@@ -272,8 +272,8 @@ class Store:
         return local_run_path
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """Return a function of a local folder that copies changes since its last call to the run's
-        folder.
+        """Return a function that takes a local folder, and copies its changes since the last call
+        to the run's folder.
         """
         run, store = self.get_run_path(run_id), self
         sent: dict[str, tuple[int, int]] = {}

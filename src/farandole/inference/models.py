@@ -1,4 +1,4 @@
-"""Models of any framework: as a file that any process can open, and opened once in each process."""
+"""Models of any framework, packed as files that any process can open, and opened once in each."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ class Execution(NamedTuple):
 class Model(NamedTuple):
     """A model that can be sent and opened.
 
-    ``kind``: its framework, a name in ``FRAMEWORKS``. ``content``: of its file; empty if ``path``
-    names the file. ``options``: for the framework's module. ``returns``: the type of its results,
-    if the model declares it. ``digest``: of the content, or of the path and the version of its
-    file. ``identity``: of a path's file, or digests of an object's parts by name, which
-    ``predict_parquet`` compares. ``load``: a random
-    id of a function that loads the model, new each time it is packed, because the loaded model is
-    unknown.
+    ``kind``: the framework, a name in ``FRAMEWORKS``. ``content``: the bytes of the model's file;
+    empty if ``path`` names the file. ``options``: for the framework's module. ``returns``: the type
+    of the results, if the model declares it. ``digest``: of the content, or of the path and the
+    file's version. ``identity``: of the file at a path, or digests of an object's parts by name;
+    ``predict_parquet`` compares it. ``load``: a random id of a function that loads the model, new
+    each time the function is packed, because the loaded model is unknown.
     """
 
     kind: str
@@ -81,14 +80,14 @@ class Model(NamedTuple):
 
     @classmethod
     def of_file(cls, kind: str, path: Path, options: Mapping[str, Any], returns: str = "") -> Model:
-        """Make a model from a file that may be removed afterwards."""
+        """Create a model from a file, which may be removed afterwards."""
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()[:24]
         return cls(kind, "", content, path.suffix, tuple(sorted(options.items())), returns, digest)
 
 
 def pack(model: Any, **options: Any) -> Model:
-    """Return a model in the form in which it is sent.
+    """Pack a model, to be sent to other processes.
 
     ``model``: a torch module, a Keras model, an ONNX model, a function on arrays, a function
     without arguments that returns one of these, or the path of a file with one. ``options``: for
@@ -132,9 +131,9 @@ def open_model(
 ) -> Predictor:
     """Return the opened model. A process opens it once, while it is among the most recently used.
 
-    ``folder``: holds its file for the processes of this host, which map it; default: a temporary
-    folder, which is removed once the model is open. ``fetch``: returns the content, if the model
-    came without it.
+    ``folder``: holds the model's file for all processes of this host, which map it; default: a
+    temporary folder, which is removed once the model is open. ``fetch``: returns the content if the
+    model came without it.
     """
     local = paths.local(model.path) if model.path else None
     key = (model.digest, model.load, model.options, execution, version(local) if local else "")
@@ -178,8 +177,8 @@ def wrap_loaded(model: Any, options: Mapping[str, Any], execution: Execution) ->
 
 
 def is_loader(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes no argument, so that it returns the model instead of being
-    it.
+    """Return whether a function takes no argument: it then returns the model, and is not the model
+    itself.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

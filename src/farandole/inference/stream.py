@@ -1,5 +1,5 @@
-"""A stream of Arrow columns to a column of predictions: re-cut into the model's batches, with
-failing rows found.
+"""The conversion of a stream of Arrow columns to a column of predictions: it cuts rows into the
+model's batches and finds failing rows.
 
 This module is independent of Spark and of all frameworks.
 """
@@ -49,9 +49,9 @@ class PredictOptions(NamedTuple):
     """Options for predictions from columns.
 
     ``inputs``: the columns' names, for messages and for models with named inputs. ``errors``:
-    "raise" or "column". ``key``: one more column comes last, which names rows in errors. ``stack``:
-    all columns are numbers, and form one array [rows, columns] for the model. ``cure``: advice
-    about a failing row.
+    "raise" or "column". ``key``: the last of the columns names rows in errors and is not an input.
+    ``stack``: all columns are numbers, and form one array [rows, columns] for the model. ``cure``:
+    advice about a failing row.
     """
 
     inputs: tuple[str, ...]
@@ -100,7 +100,7 @@ def predictions(
 
 
 class _Prepared(NamedTuple):
-    """A batch of Arrow columns. ``arrays``: in the model's form, None if the conversion failed."""
+    """A batch of Arrow columns. ``arrays``: the model's inputs, None if the conversion failed."""
 
     batch: ModelBatch[Chunk]
     columns: Chunk
@@ -132,13 +132,13 @@ class _Stream:
                 pool.shutdown(cancel_futures=True)
 
     def run(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
-        """Yield predictions for as many rows at once as arrived in a chunk, because few large
-        arrays are cheaper than many small ones.
+        """Yield arrays with about as many predictions as a chunk has rows, because few large arrays
+        are cheaper than many small ones.
         """
         pa = require("pyarrow", _PURPOSE)
         done: list[Any] = []
         rows = 0
-        # decoded data is many times as large, so it is handled one batch at a time
+        # decoded data is many times as large, so process it one batch at a time
         together = not self._options.column_options.decode
         for prepared in self._prepared(
             recut(self._counted(chunks), _rows, self._options.batch_size, together)
@@ -188,7 +188,7 @@ class _Stream:
             if whole and prepared.arrays is not None:
                 return {name: array[begin:end] for name, array in prepared.arrays.items()}
             chosen = [column.slice(begin, end - begin) for column in columns]
-            # converted again, because a model that failed may have written to the other arrays
+            # convert again, because a model that failed may have written to the first arrays
             return self._arrays(chosen, batch.row + begin)
 
         def call(begin: int, end: int) -> Any:

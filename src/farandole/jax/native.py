@@ -1,11 +1,11 @@
 """JAX's own collectives, if ``jax.distributed`` connects the processes' accelerators (NCCL, ICI;
 Gloo on CPUs).
 
-They exist only in programs over a mesh of all processes. The mesh has one device per rank, and in
-programs over it, every rank sees its own arrays (``spmd``): inside, the functions of this package
-use ``jax.lax``. A call outside programs becomes a small program of that kind, after all ranks have
-agreed that their calls match: otherwise XLA's collectives would hang. Plain ``jax.jit`` uses this
-rank's device only, and arrays travel over the host.
+These collectives exist only in programs over a mesh of all processes. The mesh has one device per
+rank, and in such a program (``spmd``) every rank sees its own arrays, and the functions of this
+package use ``jax.lax``. A call outside becomes a small program of this kind, after all ranks have
+agreed that their calls match; otherwise XLA's collectives would hang. Plain ``jax.jit`` uses only
+this rank's device, and arrays travel through the host.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def init_distributed(**options: Any) -> None:
 
 
 def _here() -> str:
-    """Return an address of this host that all ranks can reach. Its name may resolve to one that
-    others cannot (127.0.1.1).
+    """Return an address of this host that all ranks can reach. The host's name may resolve to an
+    address that other hosts cannot reach (127.0.1.1).
     """
     store = context.store()
     if store is None or context.cross_size() == 1:
@@ -145,8 +145,8 @@ def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
-    """Map ``fun`` over each device's arrays. JAX's check that arrays are equal on all devices is
-    turned off.
+    """Map ``fun`` over each device's arrays, without JAX's check that arrays are equal on all
+    devices.
     """
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
 
 
 def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
-    """Return the reason why results would be inexact: XLA's floats have too few digits for
+    """Return a reason if results would be inexact, because XLA's floats have too few digits for
     multiples of integers.
     """
     scaled = (call.prescale, call.postscale) != (1.0, 1.0)

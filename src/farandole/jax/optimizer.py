@@ -75,10 +75,10 @@ class TreeReducer:
 
     def __call__(self, gradients: Any, parameters: Any = None, mark: Sequence[Any] = ()) -> Any:
         """Reduce ``gradients`` (any tree) over all ranks. A rank outside the process set keeps its
-        own.
+        own gradients.
 
-        ``parameters``: the parameters of the gradients, if known. ``mark``: the model, and the
-        number of its step.
+        ``parameters``: the parameters of the gradients, if known. ``mark``: the model and its
+        step number.
         """
         if not self._options.process_set.included():
             return gradients

@@ -1,5 +1,5 @@
-"""A rank's batches of an epoch: each row once over all ranks, in the same order for any number of
-ranks.
+"""A rank's batches in an epoch. The ranks together read each row once, in the same order for any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class Reader:
         self._files = ParquetFiles(data)
         self._kept: Arrays | None = None
         self._spare: list[PieceMemory] = []
-        # the last loop's epoch, and the number of batches handed out
+        # the epoch of the last loop, and the number of batches that it has handed out
         self._running: tuple[_Epoch, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # the process that opens the pickle reads its own rows
+        # kept rows stay in this process; the process that opens the pickle reads its own
         return {**self.__dict__, "_kept": None, "_spare": []}
 
     @property
@@ -147,7 +147,7 @@ class Reader:
             for batch in batches:
                 done += 1
                 self._running = (epoch, done)
-                # before the last batch is handed out, because the loop may not request another one
+                # set before the last batch is handed out: the loop may not request another batch
                 if done == epoch.steps.count:
                     self.epoch = epoch.number + 1
                     self.position = 0
@@ -225,7 +225,7 @@ class Reader:
         rank, size = self._placement or _world()
         number, begin = self.epoch, self.position
         steps = self._steps(begin, rank, size)
-        # rows left by another number of ranks are less than a batch, and are dropped
+        # rows that another number of ranks left over make less than a batch, so drop them
         if begin and not steps.count:
             number, begin = number + 1, 0
             steps = self._steps(begin, rank, size)
@@ -366,8 +366,8 @@ class _Iteration:
         return factor if own is None else own * factor
 
     def _decode(self, arrays: dict[str, Array], chunks: Chunks, taken: int) -> None:
-        """Replace bytes with decoded arrays. ``taken``: the rank's row with which the arrays
-        begin.
+        """Replace bytes with decoded arrays. ``taken``: the index of the first row of the arrays
+        among the rank's rows.
         """
         for column in self._columns:
             if column.kind != "encoded":
@@ -413,7 +413,7 @@ class _Iteration:
 
 
 def _world() -> tuple[int, int]:
-    """Return this process's rank and the job's size, before ``init()`` from the launcher's
+    """Return this process's rank and the job's size; before ``init()``, from the launcher's
     settings.
     """
     if context.is_initialized():

@@ -35,8 +35,8 @@ _FLAGS = {  # for operations in graphs: the argument that selects training behav
 
 
 class TorchPredictor:
-    """A predictor that calls a module in evaluation mode, without gradients. Columns are the
-    arguments, in their order.
+    """A predictor that calls a module in evaluation mode, without gradients. The arguments are the
+    columns, in order.
     """
 
     def __init__(self, module: Any, execution: Execution) -> None:
@@ -78,7 +78,7 @@ class TorchPredictor:
             raise TypeError(
                 f"{error} ({texts[0]!r} is text: cast it to a number, or convert it to indexes)"
             ) from error
-        except RuntimeError as error:  # torch does not name the input, nor convert it
+        except RuntimeError as error:  # torch neither names nor converts the input
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
             if not whole or not any(word in str(error) for word in ("dtype", "type")):
                 raise
@@ -133,10 +133,10 @@ def _rows(module: Any) -> int:
 
 
 def _training(module: Any) -> str:
-    """Return an operation of a traced or exported graph that behaves as in training in any mode; ""
-    if there is none.
+    """Return an operation of a traced or exported graph that always behaves as in training; "" if
+    there is none.
 
-    A batch norm without running statistics always uses the batch's.
+    A batch norm without running statistics always uses the statistics of the batch.
     """
     if isinstance(module, torch.fx.GraphModule):
         called = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -188,7 +188,7 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     else:
         try:
             torch.save(getattr(model, "_orig_mod", model), path, pickle_module=pickled)
-        except Exception as error:  # such as a lock, an open file, a parametrization
+        except Exception as error:  # a lock, an open file or a parametrization, for example
             text = " ".join(str(error).split())
             raise SettingsError(
                 f"the module cannot be pickled ({type(error).__name__}: {text}). Pass a function"

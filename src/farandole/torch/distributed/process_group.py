@@ -39,7 +39,7 @@ from farandole.torch.distributed.work import FarandoleWork
 
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
-_ANSWER_SECONDS = 3.0  # for which ranks are asked for their stacks
+_ANSWER_SECONDS = 3.0  # the wait for stacks of other ranks
 _ASKED_RANKS = 3
 _stack_queries: list[DirectQuery] = []  # of the default groups
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
@@ -79,7 +79,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """A process group; see ``torch.distributed``.
 
     ``timeout``: seconds. ``ranks``: the members' ranks in the job, empty for all. Collective.
-    Raises RendezvousError naming members that do not come in time.
+    Raises RendezvousError with the members that do not arrive in time.
     """
 
     supports_splitting = False
@@ -123,7 +123,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._spare = spare_cores(
             Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size))
         )
-        # the graph at whose end calls run, and whether they are running
+        # the graph after which pending calls run, and whether they are running
         self._backward = -1
         self._draining = False
         _open.add(self)
@@ -197,7 +197,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Accept torch's call; calls are counted from the beginning anyway."""
+        """Accept torch's request to count calls: this group always does."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -205,7 +205,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     # End of the group.
 
     def abort(self) -> None:
-        """Raise an error in all calls that wait in this group, on all ranks."""
+        """Raise an error in all waiting calls of this group, on all ranks."""
         self.state.abort(f"{self.state.name_of(self._rank)} called abort() on {self.state.name}")
 
     def shutdown(self) -> None:
@@ -463,8 +463,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return task
 
     def _after_backward(self) -> None:
-        """Run the calls before they are awaited: DDP waits at the end of backward in C++, where
-        they could not run.
+        """Run pending calls before DDP waits for them: it waits at the end of backward in C++,
+        where they could not run.
         """
         self._draining = True
         self._backward = -1
@@ -549,8 +549,8 @@ def _wait_and_call_back(state: CollectiveGroup, call: Call, callback: Callable[[
 
 
 def _stacks_text(ranks: Sequence[int]) -> str:
-    """Return lines with the stacks of the first of these ranks of the job; empty if none is known.
-    Takes seconds if the ranks do not answer.
+    """Return the stacks of the first few of these ranks of the job as lines; an empty text if none
+    is known. This takes seconds if the ranks do not answer.
     """
     if not _stack_queries:
         return ""
@@ -558,8 +558,8 @@ def _stacks_text(ranks: Sequence[int]) -> str:
 
 
 def _disown() -> None:
-    """Detach a forked child, which is no member: it must not call, answer or leave in its parent's
-    name.
+    """Detach a forked child, which is not a member: it must not call, answer or leave in its
+    parent's name.
     """
     for group in list(_open):
         group.state.disown()
@@ -573,7 +573,7 @@ os.register_at_fork(after_in_child=_disown)
 
 @atexit.register
 def _leave() -> None:
-    """Leave all groups, so that other ranks see a departure and not a death."""
+    """Leave all groups, so that other ranks do not take the exit for a failure."""
     for group in list(_open):
         if not group.state.calls.busy:
             with contextlib.suppress(HorovodInternalError, OSError):
