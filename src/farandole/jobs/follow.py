@@ -20,7 +20,7 @@ class LogReader:
     """Reads the new text of a log."""
 
     def __init__(self, path: str, tail: int = 0) -> None:
-        """``tail``: begin with this number of lines at the end; 0 begins with the first line."""
+        """``tail``: the number of last lines with which to begin; 0 begins with the first line."""
         self._path = path
         self._offset = _start_of_tail(path, tail) if tail else 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -1,4 +1,4 @@
-"""Removes what a killed submission left: an unfinished folder, and variables without a run."""
+"""Removal of the remains of killed submissions: unfinished folders, and variables without a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 
 from farandole.job.runs.home import RunsHome
 
-OLD = 3600.0  # seconds after which an unfinished submission is not going on
+OLD = 3600.0  # seconds after which an unfinished submission counts as killed
 
 
 def remove(home: RunsHome) -> None:
-    """Remove unfinished folders and lonely variables that are older than an hour."""
+    """Remove unfinished folders, and variables without a run, that are older than an hour."""
     for experiment in home.experiments():
         parent = os.path.join(home.runs, experiment)
         for name in os.listdir(parent):

@@ -30,7 +30,7 @@ class Run:
 
     @staticmethod
     def get(reference: str) -> Run:
-        """Return the run with this id, unique beginning of an id, display name or folder.
+        """Return the run with this id, beginning of an id (if unique), display name or folder.
 
         ``"last"`` is the newest run. Raises SettingsError if there is no such run.
         """

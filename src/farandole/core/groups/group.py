@@ -222,7 +222,7 @@ class CollectiveGroup:
             call.stalled = ""
         elif call.stalled:
             raise StalledError(call.stalled, ranks[0] if ranks else -1)
-        # Querying stacks takes seconds, and the ranks may arrive meanwhile: raise on the next call.
+        # Querying stacks takes seconds. Ranks may arrive meanwhile, so raise at the next report.
         else:
             missing = ", ".join(self.name_of(rank) for rank in ranks)
             call.stalled = (

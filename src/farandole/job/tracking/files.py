@@ -62,7 +62,7 @@ def figure_writer(figure: Any) -> tuple[str, Save]:
     """Return the extension of a figure's file and a function that writes it.
 
     ``figure`` is a figure of Matplotlib, Plotly or Altair, an image of PIL, or the bytes of a PNG
-    file. Raises TypeError for anything else.
+    file. Raises TypeError for other objects.
     """
     if isinstance(figure, (bytes, bytearray)):
         return ".png", lambda path: _write_bytes(path, bytes(figure))

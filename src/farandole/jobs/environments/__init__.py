@@ -1,7 +1,7 @@
 """The Python environment of a run.
 
-The submission reads the environment file, and its content becomes part of the run's specification.
-So a rerun does not depend on the file.
+A submission reads the environment file and stores its content in the run's specification. So a
+rerun does not depend on the file.
 """
 
 from __future__ import annotations

@@ -17,11 +17,8 @@ _CONDA_ONLY = {
     *("ffmpeg", "libgcc-ng", "libstdcxx-ng", "openssl", "zlib", "cpuonly", "nodejs", "git"),
 }
 _PYPI_NAMES = {"pytorch": "torch", "tensorflow-base": "tensorflow", "pytables": "tables"}
-_TOOLS = {
-    "pip",
-    "setuptools",
-    "wheel",
-}  # of conda files; environments have what they need
+# Tools in conda files that are left out: every environment has the tools that it needs.
+_TOOLS = {"pip", "setuptools", "wheel"}
 
 
 class EnvironmentFile(NamedTuple):

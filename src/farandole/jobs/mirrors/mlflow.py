@@ -127,5 +127,5 @@ def _uri_in(home: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name in which other characters than MLflow's are replaced."""
+    """Return a name with ``_`` for each character that MLflow does not accept."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]

@@ -207,7 +207,7 @@ class RunSupervisor:
             return None if folder is None else folder.state()
         except (RunError, OSError, ValueError) as error:
             self._note_obstacle(run_id, error)
-            return RunState.QUEUED  # its folder may become readable
+            return RunState.QUEUED  # the run's folder may become readable again
 
     def _limit(self, experiment: str) -> int:
         try:
@@ -325,7 +325,7 @@ class RunSupervisor:
             assert claimed is not None
             attempt.ticket = claimed  # the runner of a killed supervisor was faster
             return False
-        with contextlib.suppress(OSError, RunError):  # in place of the runner
+        with contextlib.suppress(OSError, RunError):  # does the work of the lost runner
             outputs.collect(folder, digests=False)
         started = claimant is not None and claimant != self._me
         canceled = folder.requested(CANCEL) is not None

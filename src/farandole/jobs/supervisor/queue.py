@@ -116,7 +116,7 @@ class _Free:
 
     def _fits(self, run: WaitingRun, capacity: Capacity) -> bool:
         used = self._used.get(run.target)
-        if used is None:  # a run that has the target to itself may ask for more cores than exist
+        if used is None:  # a run without others on the target may exceed its cores
             return True
         wanted = total(run.resources)
         return (

@@ -73,7 +73,7 @@ class SlurmTarget:
             )
 
     def capacity(self) -> Capacity | None:
-        return None  # Slurm has a queue of its own
+        return None  # Slurm has its own queue
 
     def start(self, folder: RunFolder, command: Sequence[str], env: Mapping[str, str]) -> Ticket:
         folder.folder("logs")

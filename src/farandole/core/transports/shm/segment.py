@@ -235,7 +235,7 @@ class Segment:
             peer for peer in gone if self.sockets.hung_up(peer) and not self.words[peer][LEFT // 8]
         ]
         if gone:
-            self.check_abort()  # a rank that left meanwhile may have given the reason
+            self.check_abort()  # a rank that left meanwhile may have recorded the reason
         for peer in died:
             raise dead(self.names[peer])
         for peer in gone:
