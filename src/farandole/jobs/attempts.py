@@ -65,7 +65,7 @@ def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any]
 
 
 def save_ticket(folder: RunFolder, attempt: int, ticket: Mapping[str, Any]) -> None:
-    """Record how an attempt was started, for a later supervisor."""
+    """Save the ticket of an attempt's runner for a later supervisor."""
     write_json(folder.file(f"ticket-{attempt}.json"), ticket)
 
 
@@ -139,7 +139,7 @@ def history(folder: RunFolder) -> list[AttemptEnd]:
 
 
 def progress(folder: RunFolder) -> int:
-    """Return the highest step among the last metrics of rank 0; -1 if it reported none."""
+    """Return the highest step among the last metrics of rank 0; -1 without metrics."""
     path = folder.metrics_of(0)
     try:
         size = os.path.getsize(path)
@@ -151,7 +151,7 @@ def progress(folder: RunFolder) -> int:
 
 
 def remove_torn_files(folder: RunFolder) -> None:
-    """Remove the temporary files of processes of this host that were killed while they wrote."""
+    """Remove the temporary files of writers on this host that were killed."""
     runners = [claimant(folder, attempt) for attempt in [*_ended(folder), number(folder)]]
     if any(runner is not None and not runner.here for runner in runners):
         return  # process ids of another host mean nothing here

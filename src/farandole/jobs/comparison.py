@@ -13,7 +13,7 @@ _OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifa
 
 
 def compare(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
-    """Return the facts that differ, by name, with one value per run; None where a run has none."""
+    """Return the differing facts by name, with one value per run; None if a run lacks the fact."""
     facts = [flattened(folder) for folder in folders]
     names = dict.fromkeys(name for each in facts for name in each)
     rows = {name: [each.get(name) for each in facts] for name in names}

@@ -98,10 +98,10 @@ class ScriptRun(RunOptions):
     """A request to run a script or a command of a source folder on all ranks.
 
     Arguments:
-        source_directory: The folder of the program; its snapshot travels with the run.
+        source_directory: The folder of the program. The run uses a snapshot of this folder.
         script: A Python script in that folder.
         arguments: The script's arguments; ``{name}`` stands for the path of an input.
-        command: A command instead of a script: a list of words, or a line for the shell.
+        command: A command in place of a script: a list of words, or a shell command line.
         snapshot_limit: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
 

@@ -13,7 +13,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class RunLogs:
     """Writes the output of all ranks to a run's folder; stdout and stderr share one file.
 
-    A further attempt appends. A full disk causes one warning and does not end the run.
+    Further attempts append to the file. A full disk causes one warning and does not end the run.
     """
 
     def __init__(self, folder: RunFolder, size: int) -> None:

@@ -34,15 +34,16 @@ def collect(folder: RunFolder, *, digests: bool = True) -> None:
 
 
 def artifacts(folder: RunFolder, below: str = "") -> list[str]:
-    """Return the paths of the output files, sorted, without links that lead out of the run's
-    folder. ``below``: a folder of outputs; empty for all.
+    """Return the sorted paths of the output files, without links that lead out of the run's folder.
+
+    ``below``: a folder of outputs; empty for all outputs.
     """
     root = os.path.join(folder.file("outputs"), below)
     return sorted(path for path in files(root) if is_inside(folder, path))
 
 
 def is_inside(folder: RunFolder, path: str) -> bool:
-    """Return whether a path, with all its links followed, is in the run's folder."""
+    """Return whether a path leads into the run's folder when all links are resolved."""
     return os.path.realpath(path).startswith(os.path.realpath(folder.path) + os.sep)
 
 

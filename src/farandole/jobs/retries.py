@@ -28,7 +28,7 @@ _EXIT_NOT_STARTED = (126, 127)  # exit codes of a shell: cannot be executed, not
 class AttemptEnd(NamedTuple):
     """The end of one attempt of a run.
 
-    - ``cause``: The explanation for the user; its last line may name an exception.
+    - ``cause``: The explanation for the user. The last line may name an exception.
     - ``domain``: ``WORKLOAD``, ``INFRASTRUCTURE`` (a lost host, a preemption, a killed runner) or
       ``UNKNOWN``.
     - ``progress``: The highest training step that the attempt reported; -1 for none.

@@ -180,7 +180,7 @@ class Run:
         return table(self.facts())
 
     def facts(self) -> dict[str, str]:
-        """Return the main facts as text, for a short view."""
+        """Return the main facts as text, for a short summary."""
         found = self.details()
         return {
             "run": found["run_id"],

@@ -1,4 +1,4 @@
-"""The list of runs that have not ended: one empty file per run, named for its number and its id.
+"""The list of runs that have not ended: one empty file per run, named by its number and id.
 
 The list only saves the supervisor a walk through all folders. Each supervisor rebuilds it from the
 folders when it starts.

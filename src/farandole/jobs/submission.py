@@ -29,7 +29,7 @@ from farandole.jobs.targets import load_target
 class Submission(NamedTuple):
     """A request for a run.
 
-    - ``source``: The folder to take a snapshot of; empty for none.
+    - ``source``: The folder for the snapshot; empty for no snapshot.
     - ``call``: A function with its arguments, in place of the spec's command.
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
     - ``files``, ``data``: Further files of the run's folder by name, as JSON data or as bytes.

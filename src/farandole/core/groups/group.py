@@ -100,7 +100,7 @@ class CollectiveGroup:
         self.collectives = CheckedCollectives(transport, name, self.name_of)
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.stacks_of)
         self.calls = CallQueue(f"farandole-{name}")
-        # callbacks that run later than their calls
+        # callbacks that run after the end of their calls
         self.late_callbacks = CallQueue(f"farandole-{name}-callbacks", behind=_BEHIND)
         self.failure: BaseException | None = None
         self.barriers = 0  # the number of monitored barriers

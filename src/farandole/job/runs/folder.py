@@ -6,11 +6,11 @@ A run's folder is complete in itself: it can be copied, archived and opened else
 spec.json            the submitted specification (RunSpec); never changed
 submitted.json       the submission: number in order, time, user, host, versions, git
 snapshot/            the source
-function.pkl         the pickled call, for a function instead of a command
+function.pkl         the pickled call, if the run calls a function
 git.diff             uncommitted changes of the source
 environment.lock     the exact packages of the environment
 claim-<n>.json       identity of the process that runs attempt n; never changed
-heartbeat            touched by the runner at intervals while the run is active
+heartbeat            a file that the runner touches while the run is active
 events.jsonl         journal: states, attempts, hosts, findings
 end.json             final state, cause, exit code; never changed
 user_logs/           std_log_process_<rank>.txt: the output of each rank
@@ -18,7 +18,7 @@ logs/                output of the preparation and of the driver
 outputs/             output files of the program
 metrics/             rank-<n>.jsonl: the journal of each rank's metrics
 work/node-<n>/       working directories of the nodes, while the run is active
-requests/            a file per request to the run: cancel
+requests/            one file per request to the run, such as cancel
 ```
 """
 

@@ -33,7 +33,7 @@ _held: list[int] = []  # descriptors of the locks of entries in use, until the p
 
 
 def release() -> None:
-    """Stop using all entries of the cache."""
+    """Release the locks of all entries that this process uses."""
     while _held:
         os.close(_held.pop())
 

@@ -71,7 +71,7 @@ class ColumnsIndex:
 
 
 class RankColumns:
-    """The columns of one rank, as of one moment."""
+    """The columns of one rank at one moment."""
 
     def __init__(self, where: str, index: ColumnsIndex) -> None:
         self._where = where

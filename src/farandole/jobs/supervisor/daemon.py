@@ -90,7 +90,7 @@ class RunSupervisor:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since a run was waiting or active."""
+        """Seconds since the last run was waiting or active."""
         return time.monotonic() - self._last_run
 
     @property

@@ -15,7 +15,7 @@ History = Sequence[float]
 
 
 class Policy(Protocol):
-    """Decides at each report of a run whether to end it."""
+    """Decides, at each report of a run, whether to end the run."""
 
     def ends(self, run: str, histories: Mapping[str, History], maximize: bool) -> bool:
         """Return whether ``run`` should end, given the histories of all runs of the sweep."""

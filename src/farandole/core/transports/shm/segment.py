@@ -21,7 +21,7 @@ from farandole.errors import PeerLostError
 
 # The control page: byte offsets, one cache line (64 bytes) each.
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
-PUBLISHED = 8 * 64  # two words, see ``ShmTransport.publish``; ``registered`` uses the line before
+PUBLISHED = 8 * 64  # two words, see ``ShmTransport.publish``; ``registered`` uses line 7
 REASON, REASON_MAX = 1024, 2048
 NOTICES = memory.PAGE  # two notices: length, more-to-come, text
 # large enough for a message with attached elements (``core/engine/attached``)
@@ -38,7 +38,7 @@ _AT = PROGRESS // 8
 # do not spin, because spinning would take the core from the awaited rank.
 _SPINS = 400
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
-_CHECK_SECONDS = 0.02  # how often a sleeping rank checks that its peers are alive
+_CHECK_SECONDS = 0.02  # interval at which a sleeping rank checks that its peers are alive
 _LONGEST_SLEEP = 0.05
 _REPORT_SECONDS = 0.5
 
