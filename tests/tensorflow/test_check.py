@@ -193,9 +193,7 @@ def test_the_end_of_jobs_that_predict_or_train_apart(trains: bool) -> None:
         context.shutdown()
 
     [told], other = heard(2, program)
-    assert [text[:78] for text in told] == [
-        "the 2 ranks of this job began with the same 21 parameters and then exchanged a"
-    ] * trains
+    assert [mentions(text, "2", "21") for text in told] == [True] * trains
     assert other == [[]]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.compat.test_migration import ROWS, names
 from tests.compat.tools import FARANDOLE, HOROVODRUN, code, program
+from tests.kits.messages import mentions
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -51,7 +52,7 @@ def test_names_basics_and_small_things() -> None:
         if each[0].startswith("horovod.tensorflow") and ".keras" not in each[0]
     ]
     assert len(known) > 60
-    assert code(
+    said = code(
         "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd,"
         " tensorflow as tf\nprint('farandole.keras' in sys.modules)\nfor module, name, status in"
         f" {known}:\n    value = getattr(importlib.import_module(module), name)\n    if status =="
@@ -74,18 +75,9 @@ def test_names_basics_and_small_things() -> None:
         " keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n   "
         " optimizer.build([v])\n    print(len(optimizer.variables) > 1, optimizer.variables() =="
         " optimizer.variables)\n"
-    ).splitlines() == [
-        "False",
-        "['elastic', 'mpi_ops']",
-        "{0: [0]} 1 True",
-        "0 False",
-        "True True",
-        "2 0 0",
-        "{'horovod'}",
-        "True",
-        "True True True",
-        *["True True"] * 3,
-    ]
+    ).splitlines()
+    assert said[:3] == ["True False", "[True, True, True]", "True"]
+    assert mentions(said[3], "keras.optimizers.Adam", "tf_keras", "TF_USE_LEGACY_KERAS")
 
 
 PRIVATE = """
