@@ -151,7 +151,7 @@ def test_chest_x_rays_from_a_folder(tmp_path: Path) -> None:
     assert "best model: AUC" in train(
         "chest_xray.py", "--data-folder", tmp_path, *arguments, backend=QUICK
     )
-    assert "needs folders train/ and val/" in train(
+    assert "train must contain train/ and val/" in train(
         "chest_xray.py", "--data-folder", tmp_path / "train", np=1, fails=True, backend=QUICK
     )
 

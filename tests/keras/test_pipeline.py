@@ -388,7 +388,7 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
             "rank 0 has micro_batches=2, and rank 1 has 3",
         ),
         "Own is a custom class",
-        "global_clipnorm=1.0 is of the gradients of all layers",
+        "global_clipnorm=1.0 needs the gradients of all layers",
     ]
     for rank, said in enumerate(on(STAGED[0], 2, make)):
         assert len(said) == len(expected)
