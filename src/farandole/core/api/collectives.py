@@ -362,7 +362,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         engine = engine_of(process_set, "Alltoall")
         entry = self._deal(engine, tensor, splits, name)
         return self._run(
-            engine, self._gathered if splits is None else self._rows_and_splits, tensor, entry
+            engine, self._received if splits is None else self._rows_and_splits, tensor, entry
         )
 
     @collective("rows", "splits")
@@ -376,7 +376,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         """Start ``alltoall``, and return a handle (an int) at once."""
         engine = engine_of(process_set, "Alltoall")
         entry = self._deal(engine, tensor, splits, name)
-        finish = self._gathered if splits is None else self._rows_and_splits
+        finish = self._received if splits is None else self._rows_and_splits
         return self._start(engine, finish, (tensor,), (entry,), False)
 
     # Reducescatter.

@@ -226,13 +226,16 @@ class Verbs:
         return tensor
 
     def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        return self._received(tensor, buffer, result)
+
+    def _received(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
         flat, rows = result
         return self._rows(tensor, flat, sum(rows))
 
     def _rows_and_splits(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
         received = row_counts(result[1])
         splits = self._binding.tensor(received, received.shape)
-        return self._gathered(tensor, buffer, result), splits
+        return self._received(tensor, buffer, result), splits
 
     def _scattered(self, engine: Engine) -> Finish:
         def finish(tensor: Any, buffer: Buffer, result: Any) -> Any:
