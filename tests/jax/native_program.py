@@ -124,7 +124,7 @@ def collectives(rank: int) -> None:
     assert hvd.reducescatter(jnp.arange(3.0)).tolist() == [[0.0, 1.0], [2.0]][rank]
     shapes = "Mismatched ALLREDUCE tensor shapes"
     fails(lambda: hvd.allreduce(jnp.ones(2 + rank), name="x"), hvd.HorovodInternalError, shapes)
-    rows = "rows must be a multiple of the number of ranks (2), in a program of hvd.spmd"
+    rows = "rows must be a multiple of the number of ranks (2) in a program of hvd.spmd"
     fails(lambda: hvd.spmd(hvd.reducescatter)(jnp.arange(3.0)), ValueError, rows)
 
 
