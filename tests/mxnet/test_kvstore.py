@@ -20,7 +20,7 @@ def test_a_plain_trainer_with_the_store_of_that_name() -> None:
         net, (name, options) = network(), OPTIMIZERS["momentum"]
         store = mx.kv.create("horovod")
         assert (store.type, store.rank, store.num_workers) == ("horovod", rank, 2)
-        with pytest.raises(ValueError, match=mentioning("steps", "optimizer")):
+        with pytest.raises(ValueError, match=mentioning("set_optimizer", "optimizer")):
             store.set_optimizer(None)
         trainer = mx.gluon.Trainer(net.collect_params(), name, dict(options), kvstore=store)
         found = trained(net, lambda rows: trainer.step(rows * store.num_workers), rank, 2)

@@ -73,7 +73,7 @@ def test_more_ranks_than_cores(spark: Any) -> None:
 
 
 def test_hosts_are_the_clusters_business(spark: Any) -> None:
-    with pytest.raises(SettingsError, match=mentioning("'spark'", "launcher")):
+    with pytest.raises(SettingsError, match=mentioning("launcher", "spark", "a:2")):
         farandole.run(print, np=2, launcher="spark", hosts="a:2")
 
 
