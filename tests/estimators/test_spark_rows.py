@@ -131,9 +131,9 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
         np.testing.assert_array_equal(made.toPandas()["y__output"], expected)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
-        with pytest.raises(DataError, match=mentioning("column x")):
+        with pytest.raises(DataError, match=mentioning("column", "x")):
             wanted.transform(shouted)
-        with pytest.raises(DataError, match=mentioning("column X")):
+        with pytest.raises(DataError, match=mentioning("column", "X")):
             estimator(feature_cols=["X"]).fit(rows)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
