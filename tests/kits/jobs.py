@@ -15,6 +15,7 @@ import pytest
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import HOME_VARIABLE, RunsHome
 from farandole.jobs import attempts
+from farandole.jobs.supervisor import wake
 from farandole.jobs.supervisor.wake import running_pid
 
 
@@ -31,6 +32,16 @@ def runs_home(path: Path) -> Iterator[RunsHome]:
             end_supervisor(home)
             _end_late_supervisors(home)
             _end_runners(home)
+            _reap_supervisors()
+
+
+def _reap_supervisors(seconds: float = 5.0) -> None:
+    """Leave no zombie of a supervisor to later tests."""
+    deadline = time.monotonic() + seconds
+    wake.reap()
+    while wake._started and time.monotonic() < deadline:
+        time.sleep(0.01)
+        wake.reap()
 
 
 def end_supervisor(home: RunsHome, number: int = signal.SIGKILL) -> bool:

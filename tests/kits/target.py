@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -37,3 +38,6 @@ def conforms(target: RunTarget, home: RunsHome, spec: RunSpec, seconds: float = 
         assert time.monotonic() < deadline + seconds, target.presence(tickets)
         time.sleep(0.1)
     target.cancel(tickets[0], 1.0)  # has no effect on a runner that is gone
+    for ticket in tickets:
+        with contextlib.suppress(ChildProcessError, KeyError):
+            os.waitpid(ticket.data["pid"], 0)

@@ -106,7 +106,11 @@ def test_one_build_serves_all_runs(source: Path, home: RunsHome, tmp_path: Path)
 
 def test_unused_environments_are_deleted(source: Path, home: RunsHome, tmp_path: Path) -> None:
     python = built(source, folder_of(tmp_path, "e_1_a"), home).python
-    with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    program = [python, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         assert main(["gc", "--caches"]) == 0
         assert os.path.exists(python)
         process.communicate(b"\n")

@@ -82,7 +82,16 @@ def start(home: RunsHome) -> None:
         )
     finally:
         os.close(log)
-    process.returncode = 0  # avoids a warning: the child outlives this process
+    reap()
+    _started.append(process)
+
+
+def reap() -> None:
+    """Reap the supervisors that this process started and that have ended."""
+    _started[:] = [process for process in _started if process.poll() is None]
+
+
+_started: list[subprocess.Popen[bytes]] = []  # usually outlive this process
 
 
 # Try a scope first: if the manager refuses it, start the supervisor without. In both cases exec
