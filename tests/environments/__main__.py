@@ -132,10 +132,13 @@ def hidden(skipped: dict[str, list[str]]) -> list[str]:
     ]
 
 
-def _place(line: str) -> tuple[str, str]:
-    """The path and the line number of a skip; without a number, the whole module is skipped."""
-    found = re.match(r"SKIPPED \[\d+\] ([^:]+)(?::(\d+))?:", line)
-    return (found[1], found[2] or "") if found else (line, "")
+def _place(line: str) -> tuple[str, str, str]:
+    """The path, line number and reason of a skip; without a number, the whole module is skipped.
+
+    A line that skips for several reasons skips other cases in other environments.
+    """
+    found = re.match(r"SKIPPED \[\d+\] ([^:]+)(?::(\d+))?: *(.*)", line)
+    return (found[1], found[2] or "", found[3]) if found else (line, "", "")
 
 
 def covers(name: str, path: str) -> bool:
