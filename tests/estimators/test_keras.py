@@ -300,7 +300,7 @@ def test_gradients_of_several_batches_make_a_step(
     )
     assert not np.allclose(weights(both.getModel()), weights(one.getModel()), rtol=1e-3)
     trainer._tell_left(3, 10)
-    assert mentions(caplog.text, "1", "gradients", "step")
+    assert mentions(caplog.text, "1", "gradients", "backward_passes_per_step=3")
     caplog.clear()
     trainer._tell_left(3, 9)
     assert caplog.text == ""
