@@ -94,7 +94,7 @@ def test_a_filter_on_errors_does_not_change_which_rows_fail(spark: Any) -> None:
     found = transform(frame, lambda x: x.sum(axis=1), inputs="x", returns="bigint", errors="column")
     (failed,) = found.filter("prediction_error IS NOT NULL").collect()
     assert (failed.id, failed.prediction) == (3, None)
-    assert "a list of 1, where shape (2,) asks for 2" in failed.prediction_error
+    assert "a list of 1, but shape (2,) needs 2" in failed.prediction_error
     assert found.filter("prediction_error IS NULL").count() == 49
 
 
