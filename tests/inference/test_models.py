@@ -273,11 +273,14 @@ def test_onnx_models(tmp_path: Path) -> None:
 def test_hdf5_files_need_trust_where_keras_runs_their_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import keras
+
     from farandole.inference.frameworks import keras as opener
 
     asked = []
     old = SimpleNamespace(
         __version__="3.10.2",
+        saving=keras.saving,
         models=SimpleNamespace(load_model=lambda path, **options: asked.append(options)),
     )
     monkeypatch.setattr(opener, "_keras", lambda *_: old)
