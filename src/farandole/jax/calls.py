@@ -140,22 +140,24 @@ class Collective:
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
         self._check(arrays)
-        told: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
+        arguments: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
         if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-            told.update(op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale)
-            return self._call(self.kind.name.lower(), arrays, told)
+            arguments.update(
+                op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale
+            )
+            return self._call(self.kind.name.lower(), arrays, arguments)
         small = [carried(array) for array in arrays]
         if self.kind is Kind.BROADCAST:
-            results = [_host.broadcast(array, self.root, **told) for array in small]
+            results = [_host.broadcast(array, self.root, **arguments) for array in small]
         elif self.kind is Kind.ALLGATHER:
-            pairs = self._call("allgather", small, told)
+            pairs = self._call("allgather", small, arguments)
             if jitted:
                 self._check_rows([array.shape for array in arrays], [rows for _, rows in pairs])
             results = [result for result, _ in pairs]
         elif self.splits is None:
-            results = [_host.alltoall(small[0], **told)]
+            results = [_host.alltoall(small[0], **arguments)]
         else:
-            result, received = _host.alltoall(small[0], self.splits, **told)
+            result, received = _host.alltoall(small[0], self.splits, **arguments)
             return [result.view(arrays[0].dtype), received]
         return [result.view(array.dtype) for result, array in zip(results, arrays, strict=True)]
 
@@ -174,10 +176,10 @@ class Collective:
                 f" {engine.rank} of {engine.size}. Call jax.clear_caches() after the ranks change"
             )
 
-    def _call(self, verb: str, arrays: Sequence[Array], told: dict[str, Any]) -> list[Any]:
+    def _call(self, verb: str, arrays: Sequence[Array], arguments: dict[str, Any]) -> list[Any]:
         if not self.grouped:
-            return [getattr(_host, verb)(arrays[0], **told)]
-        return list(getattr(_host, f"grouped_{verb}")(arrays, **told))
+            return [getattr(_host, verb)(arrays[0], **arguments)]
+        return list(getattr(_host, f"grouped_{verb}")(arrays, **arguments))
 
     # In two parts.
 
@@ -186,13 +188,15 @@ class Collective:
         until then.
         """
         self._check(arrays)
-        told: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
+        arguments: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
         if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-            told.update(op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale)
+            arguments.update(
+                op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale
+            )
         elif self.kind is Kind.BROADCAST:
-            told.update(root_rank=self.root)
+            arguments.update(root_rank=self.root)
         elif self.kind is Kind.ALLTOALL:
-            told.update(splits=self.splits)
+            arguments.update(splits=self.splits)
         small = (
             arrays
             if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
@@ -200,8 +204,8 @@ class Collective:
         )
         verb = f"{self.kind.name.lower()}_async"
         if not self.grouped:
-            return int(getattr(_host, verb)(small[0], **told))
-        return int(getattr(_host, f"grouped_{verb}")(small, **told))
+            return int(getattr(_host, verb)(small[0], **arguments))
+        return int(getattr(_host, f"grouped_{verb}")(small, **arguments))
 
     def finish(
         self, handle: int, shapes: Shapes, dtypes: Sequence[Any], jitted: bool

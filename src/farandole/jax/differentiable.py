@@ -170,9 +170,9 @@ def _own_rows(
             else [call.rows[i] for i in places]
         )
     else:
-        told = call.renamed(".rows", rows=None, grouped=False)
+        row_call = call.renamed(".rows", rows=None, grouped=False)
         # as int32, because JAX may have no int64
-        (table,) = collective(told, [jnp.asarray(np.array([rows], np.int64).view(np.int32))])
+        (table,) = collective(row_call, [jnp.asarray(np.array([rows], np.int64).view(np.int32))])
         every = [tuple(column) for column in np.asarray(table).view(np.int64).T.tolist()]
     firsts = [sum(counts[: engine.rank]) for counts in every]
     return [

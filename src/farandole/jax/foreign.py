@@ -230,8 +230,8 @@ def _failed(api: XLA_FFI_Api, error: BaseException) -> int | None:
     )
     code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _INTERNAL
     size = ctypes.sizeof(XLA_FFI_Error_Create_Args)
-    told = XLA_FFI_Error_Create_Args(size, None, text.encode(errors="replace"), code)
-    made: int | None = api.XLA_FFI_Error_Create(told)
+    details = XLA_FFI_Error_Create_Args(size, None, text.encode(errors="replace"), code)
+    made: int | None = api.XLA_FFI_Error_Create(details)
     return made
 
 

@@ -54,9 +54,9 @@ class JaxState(ObjectState):
         wait()
         values = self._values()
         parts = [leaf for leaf in jax.tree_util.tree_leaves(values) if isinstance(leaf, _Saved)]
-        told = jax.tree_util.tree_map(_described, values)
-        told = self._bcast_object(told)
-        wanted = [leaf for leaf in jax.tree_util.tree_leaves(told) if isinstance(leaf, _Saved)]
+        described = jax.tree_util.tree_map(_described, values)
+        described = self._bcast_object(described)
+        wanted = [leaf for leaf in jax.tree_util.tree_leaves(described) if isinstance(leaf, _Saved)]
         if context.rank() == 0:
             arrays = [leaf.array for leaf in parts]
         else:
@@ -66,7 +66,8 @@ class JaxState(ObjectState):
             self._saved = values
             return
         received = jax.tree_util.tree_map(
-            lambda leaf: replace(leaf, array=next(sent)) if isinstance(leaf, _Saved) else leaf, told
+            lambda leaf: replace(leaf, array=next(sent)) if isinstance(leaf, _Saved) else leaf,
+            described,
         )
         self._saved = _with_own_gradients(received, values)
         self.restore()

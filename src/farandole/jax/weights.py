@@ -151,11 +151,11 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
         if not (exchanges.needed() and weights):
             return found, WeightState(step, state.slots, inner, state.mark)
         given = [*weights, *(slot for column in state.slots for slot in column), step, state.mark]
-        told = run_if(strategy.due(step), HostExchange(_Run(exchanges, names).run, 2), given)
+        received = run_if(strategy.due(step), HostExchange(_Run(exchanges, names).run, 2), given)
         count = len(weights)
-        changes = _changes(params, found, told[:count])
+        changes = _changes(params, found, received[:count])
         columns = [
-            list(told[begin : begin + count]) for begin in range(count, len(given) - 2, count)
+            list(received[begin : begin + count]) for begin in range(count, len(given) - 2, count)
         ]
         return changes, WeightState(step, columns, inner, state.mark)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from farandole.base.descriptors import write_all
 from farandole.base.log import logger
 from farandole.job.runs.folder import RunFolder
 
@@ -31,10 +32,8 @@ class RunLogs:
         file = self._files.get(key[0])
         if file is None:
             return
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(file, view) :]
+            write_all(file, data)
         except OSError as error:
             if not self._warned:
                 self._warned = True

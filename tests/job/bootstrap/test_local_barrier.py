@@ -15,7 +15,7 @@ import pytest
 
 from farandole.errors import RendezvousError
 from farandole.job.bootstrap import local_barrier
-from farandole.job.bootstrap.siblings import NOBODY
+from farandole.job.bootstrap.siblings import NO_SIBLINGS
 from farandole.job.config import Placement
 
 
@@ -83,4 +83,4 @@ def test_ranks_that_do_not_come_are_named(
 
 
 def test_where_other_ranks_cannot_be_seen_there_is_none() -> None:
-    local_barrier.wait(here(0), 60.0, NOBODY)
+    local_barrier.wait(here(0), 60.0, NO_SIBLINGS)

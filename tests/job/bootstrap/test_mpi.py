@@ -15,7 +15,7 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.job.bootstrap import mpi
-from farandole.job.bootstrap.siblings import NOBODY
+from farandole.job.bootstrap.siblings import NO_SIBLINGS
 from farandole.job.config import Placement
 from farandole.job.launch import reaper
 from tests.job.bootstrap import tools
@@ -279,7 +279,7 @@ def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.Mo
     monkeypatch.delenv("PMI_FD", raising=False)
     monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError) as caught:
-        mpi.MpiBootstrap().broadcast(Placement(rank=1, size=4), lambda: "", 1.0, NOBODY)
+        mpi.MpiBootstrap().broadcast(Placement(rank=1, size=4), lambda: "", 1.0, NO_SIBLINGS)
     assert mentions(str(caught.value), "rank 1", "4", "mpirun")
     assert "farandole run --launcher mpi" in str(caught.value)
 

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
 from farandole.job.bootstrap import peer_hosted_store, store_host
-from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.siblings import NO_SIBLINGS, Siblings
 from farandole.job.bootstrap.store_host import StoreHost
 from farandole.job.config import Placement, Settings
 from farandole.job.report import keys
@@ -35,7 +35,7 @@ class Unreached:
         return text()
 
     def siblings(self, placement: Placement, env: object) -> Siblings:
-        return NOBODY
+        return NO_SIBLINGS
 
     def on_assigned(self) -> None:
         pass

@@ -12,7 +12,7 @@ import pytest
 
 from farandole.errors import RendezvousError
 from farandole.job.bootstrap import peer_hosted_store, siblings, slurm
-from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.siblings import NO_SIBLINGS, Siblings
 from farandole.job.config import Placement, Settings
 from farandole.net.store import StoreClient
 from tests.kits import slurm as kit
@@ -98,7 +98,7 @@ class TestProcesses:
         proc.remove(11)
         proc.remove(12)
         assert found.ended() == []
-        assert NOBODY.ended() == []
+        assert NO_SIBLINGS.ended() == []
 
     @pytest.mark.parametrize(("parent", "ended"), [(10, []), (1, [3])])
     def test_what_cannot_be_read_may_be_the_rank(

@@ -138,5 +138,5 @@ def test_a_home_that_cannot_be_written_is_told(
         match=mentioning("rank 0", "HOME"),
     ):
         slurm.SlurmBootstrap().broadcast(
-            Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NOBODY
+            Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NO_SIBLINGS
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.job.bootstrap.siblings import NOBODY
+from farandole.job.bootstrap.siblings import NO_SIBLINGS
 from farandole.job.bootstrap.torchrun import TorchrunBootstrap
 from farandole.job.config import Placement
 from tests.job.bootstrap.tools import OURS
@@ -130,7 +130,7 @@ def test_without_a_home_they_meet_among_the_temporary_files(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ranks = [Placement(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
     assert [
-        TorchrunBootstrap().broadcast(rank, lambda: "secret", 20.0, NOBODY) for rank in ranks
+        TorchrunBootstrap().broadcast(rank, lambda: "secret", 20.0, NO_SIBLINGS) for rank in ranks
     ] == ["secret"] * 2
     (folder,) = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -153,7 +153,7 @@ def test_several_hosts_tell_each_other_through_torchruns_store(
 
     def rank(number: int) -> None:
         placement = Placement(rank=number, size=2, local_rank=0, local_size=1)
-        told[number] = TorchrunBootstrap().broadcast(placement, lambda: text, 20.0, NOBODY)
+        told[number] = TorchrunBootstrap().broadcast(placement, lambda: text, 20.0, NO_SIBLINGS)
 
     for text in ("addresses,secret", "of the second init()"):  # the first is in the store still
         threads = [threading.Thread(target=rank, args=(number,)) for number in (1, 0)]

@@ -79,11 +79,13 @@ def _unpacked(
 ) -> list[Array]:
     """Cut ``flat`` into arrays like ``arrays``. Arrays of objects are broadcast here."""
     objects = [array for array in arrays if array.dtype.hasobject]
-    told = iter(broadcast_object(objects, root_rank, process_set=process_set) if objects else ())
+    received = iter(
+        broadcast_object(objects, root_rank, process_set=process_set) if objects else ()
+    )
     results, begin = [], 0
     for array in arrays:
         if array.dtype.hasobject:
-            results.append(next(told))
+            results.append(next(received))
             continue
         # a copy, as a piece may begin anywhere, and frameworks require alignment
         results.append(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from farandole.errors import RendezvousError, SettingsError
 from farandole.job.bootstrap import local_barrier
 from farandole.job.bootstrap.contract import PMI, integers
-from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.siblings import NO_SIBLINGS, Siblings
 from farandole.job.config import Placement
 from farandole.job.report import reporter
 
@@ -69,7 +69,7 @@ class MpiBootstrap:
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         if placement.local_size < placement.size:
-            return NOBODY  # the ranks of each host are unknown
+            return NO_SIBLINGS  # the ranks of each host are unknown
         number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
         return Siblings(env, range(placement.size), number, _MARKS, DAEMONS)
 
@@ -134,7 +134,7 @@ class MpiPartBootstrap(MpiBootstrap):
         self._world = comm
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
-        return NOBODY  # the environment has mpirun's numbers, not those in ``comm``
+        return NO_SIBLINGS  # the environment has mpirun's numbers, not those in ``comm``
 
     def broadcast(
         self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings

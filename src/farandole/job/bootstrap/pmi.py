@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
 from farandole.job.bootstrap.contract import PMI
-from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
+from farandole.job.bootstrap.siblings import LOOK, NO_SIBLINGS, Siblings
 from farandole.job.config import Placement
 
 _KEY = "farandole"
@@ -35,7 +35,7 @@ def broadcast(
     placement: Placement,
     text: Callable[[], str],
     timeout: float,
-    siblings: Siblings = NOBODY,
+    siblings: Siblings = NO_SIBLINGS,
     arrive: Callable[[], None] | None = None,
 ) -> str:
     """Send rank 0's ``text()`` (without blanks) to every rank. Collective; once per process.
@@ -123,7 +123,7 @@ def _unread(fd: int) -> int:
 class Manager:
     """The process manager, as seen by one process. Error answers raise WireError."""
 
-    def __init__(self, fd: int, timeout: float, siblings: Siblings = NOBODY) -> None:
+    def __init__(self, fd: int, timeout: float, siblings: Siblings = NO_SIBLINGS) -> None:
         self.longest_value = 0
         self._space = ""
         self._text = b""

@@ -121,4 +121,4 @@ class Siblings:
         return name, rest.split()[0], int(rest.split()[1])
 
 
-NOBODY = Siblings({}, (), "", (), ())
+NO_SIBLINGS = Siblings({}, (), "", (), ())

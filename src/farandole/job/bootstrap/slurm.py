@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
 from farandole.job.bootstrap.contract import PMI, integers
-from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
+from farandole.job.bootstrap.siblings import LOOK, NO_SIBLINGS, Siblings
 from farandole.job.config import Placement
 
 PAUSE = 0.05  # seconds between checks for the file
@@ -144,7 +144,7 @@ def write(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = NOBODY) -> str:
+def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = NO_SIBLINGS) -> str:
     """Wait for the file and return its content. Raises RendezvousError after ``timeout`` seconds.
 
     A task that detects the end of rank 0 informs all others through the file.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from farandole.job.bootstrap.siblings import LOOK, NOBODY, Siblings
+from farandole.job.bootstrap.siblings import LOOK, NO_SIBLINGS, Siblings
 from farandole.job.config import Placement, Settings
 from farandole.job.report import keys
 from farandole.job.report.outcome import Outcome
@@ -120,7 +120,7 @@ class StoreHost:
         return ",".join([*(interfaces.joined(host, port) for host in hosts), secret])
 
     def assign(
-        self, siblings: Siblings = NOBODY, on_assigned: Callable[[], None] = lambda: None
+        self, siblings: Siblings = NO_SIBLINGS, on_assigned: Callable[[], None] = lambda: None
     ) -> None:
         """Wait for the other ranks and send each its assignment.
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from farandole.errors import RendezvousError, SettingsError
 from farandole.job.bootstrap.contract import integers
-from farandole.job.bootstrap.siblings import NOBODY, Siblings
+from farandole.job.bootstrap.siblings import NO_SIBLINGS, Siblings
 from farandole.job.bootstrap.slurm import read, write
 from farandole.job.config import Placement
 from farandole.job.config.torchrun import AGENT_STORE
@@ -56,7 +56,7 @@ class TorchrunBootstrap:
         )
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
-        return NOBODY
+        return NO_SIBLINGS
 
     def starter(self, env: Mapping[str, str]) -> int:
         return _agent(env)
@@ -122,7 +122,7 @@ class TorchVariablesBootstrap:
         )
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
-        return NOBODY
+        return NO_SIBLINGS
 
     def starter(self, env: Mapping[str, str]) -> int:
         return 0

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TextIO
 
+from farandole.base.descriptors import write_all
 from farandole.base.log import logger
 from farandole.errors import SettingsError
 from farandole.job.launch.display import OutputFiles
@@ -243,10 +244,8 @@ class OutputFolder:
         file = self._files.get(key)
         if file is None:
             return
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(file, view) :]
+            write_all(file, data)
         except OSError as error:
             self._warn(error)
             os.close(self._files.pop(key))

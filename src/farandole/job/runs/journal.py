@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from farandole.base.descriptors import write_all
+
 _PREFIX = 9  # eight digits and a space
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str).encode
 
@@ -64,7 +66,7 @@ class JournalWriter:
         written = os.write(self._descriptor, line)
         if written < len(line):  # a full disk, or a limit on file sizes
             self._torn = True
-            os.write(self._descriptor, line[written:])
+            write_all(self._descriptor, line[written:])
             self._torn = False
 
     def close(self) -> None:
