@@ -23,7 +23,7 @@ site = $(bin)/sphinx-build -q -n -W --keep-going -b html docs docs/_build
 
 # Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
 # our files for itself: a third of the time of tests that start jobs.
-compile = $(bin)/python -m compileall -q src compat/src tests
+compile = $(bin)/python -m compileall -q src compat/src compat-azureml/src tests
 
 .PHONY: demo test test-quick check docs pictures bench clean
 
@@ -49,7 +49,7 @@ check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
-	$(bin)/codespell src compat/src tests docs examples benchmarks README.md CONTRIBUTING.md CHANGELOG.md
+	$(bin)/codespell src compat/src compat-azureml/src tests docs examples benchmarks README.md CONTRIBUTING.md CHANGELOG.md
 	$(bin)/python -m pytest tests/test_architecture.py tests/test_structure.py tests/test_language.py
 	$(site)
 

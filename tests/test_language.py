@@ -114,7 +114,7 @@ def faults(path: Path) -> list[Fault]:
 
 def texts() -> list[Path]:
     """Return every file that people read."""
-    folders = ("src", "compat", "examples", "benchmarks")
+    folders = ("src", "compat", "compat-azureml", "examples", "benchmarks")
     code = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     kept = (".py", ".md", ".ipynb")

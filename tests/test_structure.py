@@ -33,7 +33,7 @@ class Broken(NamedTuple):
 
 def sources() -> list[Path]:
     """Every Python file that is kept: the package, its tests, benchmarks and examples."""
-    folders = ("src", "compat", "tests", "benchmarks", "examples")
+    folders = ("src", "compat", "compat-azureml", "tests", "benchmarks", "examples")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 

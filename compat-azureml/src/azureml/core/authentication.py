@@ -1,0 +1,1 @@
+"""Credentials, which a local workspace does not need."""

@@ -1,0 +1,1 @@
+"""Compute targets: the places where runs are executed."""

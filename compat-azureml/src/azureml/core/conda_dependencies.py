@@ -1,0 +1,1 @@
+"""The packages of an environment, as a conda file lists them."""

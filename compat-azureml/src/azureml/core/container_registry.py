@@ -1,0 +1,1 @@
+"""The address of a registry of container images."""

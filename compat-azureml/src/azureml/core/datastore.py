@@ -1,0 +1,1 @@
+"""Datastores: named folders and URLs."""

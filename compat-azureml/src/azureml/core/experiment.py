@@ -1,0 +1,1 @@
+"""Experiments: named groups of runs."""

@@ -1,0 +1,1 @@
+"""Runs, inside and outside of their programs."""

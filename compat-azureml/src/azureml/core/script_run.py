@@ -1,0 +1,1 @@
+"""Submitted runs of scripts."""

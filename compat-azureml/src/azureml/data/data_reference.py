@@ -1,0 +1,1 @@
+"""References to data of a datastore."""

@@ -1,0 +1,1 @@
+"""The way in which a run reads a dataset."""

@@ -1,0 +1,1 @@
+"""The setting of telemetry. Nothing leaves the machine."""

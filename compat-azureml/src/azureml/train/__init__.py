@@ -1,0 +1,1 @@
+"""Training: sweeps over hyperparameters."""
