@@ -40,7 +40,7 @@ core.collectives core.transports job.report
 core.kernels job.spark
 net.store
 net.handshake net.liveness net.interfaces
-job.runs
+job.runs job.elastic
 job.config
 job.plugins
 base

@@ -9,28 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from enum import IntFlag
 from typing import Any
 
 from farandole.base.log import logger
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.context.reinit import reinitialize
+from farandole.job.elastic.changes import HostUpdateResult as HostUpdateResult
 
 FIXED = (
     "elastic.run: this job has a fixed size (%d rank%s). The state is synchronized, committed and"
     " restored as in an elastic job, but ranks are not added or replaced: a rank that fails ends"
     " the job"
 )
-
-
-class HostUpdateResult(IntFlag):
-    """Kinds of changes in the set of hosts."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = 3
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

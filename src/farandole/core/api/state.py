@@ -12,9 +12,7 @@ from typing import Any
 from farandole.core.api.objects import broadcast_object
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
-
-REMOVED = 1  # changes in the set of hosts: REMOVED, ADDED, or their sum
-ADDED = 2
+from farandole.job.elastic.changes import HostUpdateResult
 
 
 class State:
@@ -67,7 +65,7 @@ class State:
         before, last, changes = self._bcast_object((self._last_update, last, changes))
         self._last_update = last
         if last > before:
-            raise HostsUpdatedInterrupt(skip_sync=changes == REMOVED)
+            raise HostsUpdatedInterrupt(skip_sync=changes == HostUpdateResult.removed)
 
     def save(self) -> None:
         """Keep a copy of all values in memory."""

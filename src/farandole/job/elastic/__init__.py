@@ -1,0 +1,1 @@
+"""Elastic jobs: discovery of hosts, membership, and the rules for their changes."""

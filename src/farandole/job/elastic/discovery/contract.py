@@ -1,0 +1,56 @@
+"""The contract of discovery: the hosts that an elastic job may use now, with their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from farandole.errors import SettingsError
+
+# Slots by host, in the order in which new hosts are appended to the job.
+Hosts = dict[str, int]
+
+
+@runtime_checkable
+class HostDiscovery(Protocol):
+    """A source of hosts. The driver asks it every second, in a thread of its own."""
+
+    def describe(self) -> str:
+        """Return the source in a few words, for messages."""
+
+    def find(self) -> Hosts:
+        """Return the available hosts with their slots. Raises SettingsError or OSError if they
+        cannot be found at the moment.
+        """
+
+
+class FixedHosts:
+    """Hosts that do not change, such as the ones of ``--hosts``."""
+
+    def __init__(self, hosts: Mapping[str, int]) -> None:
+        self._hosts = dict(hosts)
+
+    def describe(self) -> str:
+        return "the given hosts"
+
+    def find(self) -> Hosts:
+        return dict(self._hosts)
+
+
+def parse_host(text: str, slots: int | None, source: str) -> tuple[str, int]:
+    """Parse ``host``, ``host:2`` or ``[fd00::1]:2`` into host and slots.
+
+    ``slots`` is the number for a host without one. Raises SettingsError, naming ``source``, for a
+    line that is neither, or a host without a number if there is no default.
+    """
+    name, colon, count = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        name, count = text, "" if slots is None else str(slots)
+    if not count and name:
+        raise SettingsError(
+            f"{source}: the host {name!r} has no number of slots. Write {name}:2, or give the"
+            " number for all hosts with --slots-per-host"
+        )
+    if not name or not (count.isascii() and count.isdigit()) or any(map(str.isspace, name)):
+        raise SettingsError(f"{source}: {text!r} is not a host. Write one host per line: host:2")
+    return name.strip("[]"), int(count)

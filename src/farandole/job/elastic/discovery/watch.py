@@ -1,0 +1,74 @@
+"""The thread that asks a discovery every second and reports changes to the driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from farandole.base import threads
+from farandole.base.log import logger
+from farandole.errors import SettingsError
+from farandole.job.elastic.changes import HostUpdateResult, compare
+from farandole.job.elastic.discovery.contract import HostDiscovery, Hosts
+
+PERIOD = 1.0  # seconds between two questions, as in Horovod
+
+OnChange = Callable[[Hosts, HostUpdateResult], None]
+
+
+class HostWatch:
+    """Watches a discovery from the first answer on, which ``start`` gets in the calling thread.
+
+    ``on_change`` gets the hosts and the kind of change, in the watch's own thread.
+    """
+
+    def __init__(
+        self, discovery: HostDiscovery, on_change: OnChange, period: float = PERIOD
+    ) -> None:
+        self._discovery, self._on_change, self._period = discovery, on_change, period
+        self._ended = threading.Event()
+        self._hosts: Hosts = {}
+        self._failing = False
+        self._thread = threading.Thread(target=self._watch, name="farandole-discovery", daemon=True)
+
+    def start(self) -> Hosts:
+        """Return the first answer, and watch for changes from now on.
+
+        Raises SettingsError if the first question fails: the source is probably wrong. Later
+        failures are logged and retried.
+        """
+        try:
+            self._hosts = self._discovery.find()
+        except OSError as error:
+            raise SettingsError(f"{self._discovery.describe()}: {error}") from error
+        threads.start(self._thread)
+        return dict(self._hosts)
+
+    def look(self) -> None:
+        """Ask once, and report a change."""
+        try:
+            found = self._discovery.find()
+        except (SettingsError, OSError) as error:
+            if not self._failing:  # once for a series of failures
+                logger.warning(
+                    "hosts cannot be found at the moment (%s): %s. The job continues with the"
+                    " known hosts, and asks again every %g s",
+                    self._discovery.describe(),
+                    error,
+                    self._period,
+                )
+            self._failing = True
+            return
+        self._failing = False
+        change = compare(self._hosts, found)
+        self._hosts = found
+        if change:
+            self._on_change(dict(found), change)
+
+    def close(self) -> None:
+        """End the thread. A running question is not awaited."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period):
+            self.look()

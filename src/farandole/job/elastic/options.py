@@ -1,0 +1,84 @@
+"""The bounds and patience of an elastic job, checked once before it starts."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from farandole.errors import SettingsError
+
+# Seconds. Horovod's limits of the cooldown range.
+SHORTEST_COOLDOWN, LONGEST_COOLDOWN = 1.0, 3600.0
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+class ElasticOptions(NamedTuple):
+    """The options of an elastic job.
+
+    - ``np``: Ranks at the start.
+    - ``min_np``: The job ends if fewer slots are left for ``timeout`` seconds.
+    - ``max_np``: The most ranks; None: all slots.
+    - ``timeout``: Seconds to wait for ``np`` slots at the start, and for ``min_np`` afterwards.
+    - ``reset_limit``: The most changes of membership; None: any number.
+    - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: for ever.
+    """
+
+    np: int
+    min_np: int
+    max_np: int | None = None
+    timeout: float = 600.0
+    reset_limit: int | None = None
+    cooldown: tuple[float, float] | None = None
+
+
+def check_options(options: ElasticOptions) -> ElasticOptions:
+    """Return ``options`` if they can be met together. Raises SettingsError otherwise."""
+    np, least, most = options.np, options.min_np, options.max_np
+    if least < 1:
+        raise SettingsError(f"min_np={least} must be >= 1: a job needs a rank (--min-np)")
+    if most is not None and most < least:
+        raise SettingsError(
+            f"max_np={most} is less than min_np={least}. Raise --max-np or lower --min-np"
+        )
+    if not least <= np:
+        raise SettingsError(
+            f"np={np} is less than min_np={least}: the job would start too small. Raise -np or"
+            " lower --min-np"
+        )
+    if most is not None and np > most:
+        raise SettingsError(
+            f"np={np} is more than max_np={most}: the job would start too large. Lower -np or raise"
+            " --max-np"
+        )
+    if options.timeout <= 0:
+        raise SettingsError(f"elastic_timeout={options.timeout:g} must be > 0 seconds")
+    if options.reset_limit is not None and options.reset_limit < 0:
+        raise SettingsError(f"reset_limit={options.reset_limit} must be >= 0 (--reset-limit)")
+    if options.cooldown is not None:
+        _check_cooldown(*options.cooldown)
+    return options
+
+
+def _check_cooldown(least: float, most: float) -> None:
+    if least < SHORTEST_COOLDOWN or most > LONGEST_COOLDOWN or least > most:
+        raise SettingsError(
+            f"cooldown_range={least:g}:{most:g} must be from {SHORTEST_COOLDOWN:g} to"
+            f" {LONGEST_COOLDOWN:g} seconds, the lower number first (--cooldown-range 10:100)"
+        )
+
+
+def parse_cooldown(text: str) -> tuple[float, float] | None:
+    """Parse ``10:100`` (or ``10,100``, ``10 100``) into seconds; None for an empty text.
+
+    Raises SettingsError for another text, or numbers outside Horovod's limits.
+    """
+    if not text.strip():
+        return None
+    found = re.fullmatch(rf"\s*{_NUMBER}\s*[:, ]\s*{_NUMBER}\s*", text)
+    if found is None:
+        raise SettingsError(
+            f"cooldown_range={text!r} must be two numbers of seconds: --cooldown-range 10:100"
+        )
+    least, most = float(found[1]), float(found[2])
+    _check_cooldown(least, most)
+    return least, most
