@@ -15,7 +15,7 @@ from farandole.base.contracts import Observer
 from farandole.base.host import content
 from farandole.base.types import Kind
 from farandole.job.report import training_progress
-from farandole.job.tracking import tracker
+from farandole.job.tracking import tracker, training
 from farandole.job.tracking.gpu import Gpu
 
 FIRST, EVERY = 1.0, 5.0  # seconds until the first sample, and between two samples
@@ -30,17 +30,22 @@ class WaitingEngine(Protocol):
 
 
 class ExchangeTimes(Observer):
-    """The total duration and the total bytes of this rank's collectives."""
+    """The total duration and the total bytes of this rank's collectives. ``combined``: bytes of all
+    but broadcasts.
+    """
 
     every = False
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.nbytes = 0
+        self.combined = 0
         self._began = 0.0
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         self.nbytes += nbytes
+        if kind is not Kind.BROADCAST:
+            self.combined += nbytes
         self._began = time.monotonic()
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
@@ -58,6 +63,7 @@ class Sampler:
         self._cpu = CpuShare()
         self._gpu = Gpu(os.environ)
         self._epoch = 0
+        self._totals: dict[str, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="farandole-sampler", daemon=True)
         if self._tracker is not None:
@@ -90,8 +96,10 @@ class Sampler:
         waited = self.engine.waited if self.engine is not None else 0.0
         rows = epoch.rows if epoch is not None else 0.0
         speed = self._speed.sample(now, steps, rows, self.times.seconds, waited, self.times.nbytes)
-        if speed:
-            here.record(tracker.SYSTEM, step=steps, values=speed)
+        totals = training.totals.values(steps, self.times.combined)
+        if speed or totals != self._totals:
+            here.record(tracker.SYSTEM, step=steps, values={**speed, **totals})
+            self._totals = totals
         if epoch is not None and epoch.loss is not None and epoch.number != self._epoch:
             here.scalars({"loss": epoch.loss}, epoch.number - 1)
             self._epoch = epoch.number

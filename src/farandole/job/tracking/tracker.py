@@ -11,18 +11,20 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
+from farandole.base.host import cores
 from farandole.base.log import logger
 from farandole.job.config import Placement
 from farandole.job.runs.folder import ATTEMPT_VARIABLE, RUN_VARIABLE, RunFolder
 from farandole.job.runs.journal import JournalWriter
 
-PROCESS, PARAMETERS, ARTIFACT, TABLE, FINDING, SYSTEM = (
+PROCESS, PARAMETERS, ARTIFACT, TABLE, FINDING, SYSTEM, TRAINING = (
     "process",
     "params",
     "artifact",
     "table",
     "finding",
     "system",
+    "training",
 )
 
 
@@ -44,7 +46,13 @@ class Tracker:
         self._steps: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._warned = False
         self._attempt = {"attempt": attempt} if attempt > 1 else {}
-        self.record(PROCESS, attempt=attempt, pid=os.getpid(), host=socket.gethostname())
+        self.record(
+            PROCESS,
+            attempt=attempt,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            cores=cores(),
+        )
 
     def scalars(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Record numbers of one step.

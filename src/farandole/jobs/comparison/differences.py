@@ -1,4 +1,4 @@
-"""The differences between runs: their requests and their results."""
+"""The facts that differ between runs: of their requests and of their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.jobs.details import details, readable_duration
 _OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifacts", "submission")
 
 
-def compare(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
+def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
     """Return the differing facts by name, with one value per run; None if a run lacks the fact."""
     facts = [flattened(folder) for folder in folders]
     names = dict.fromkeys(name for each in facts for name in each)

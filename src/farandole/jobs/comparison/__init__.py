@@ -1,0 +1,8 @@
+"""The comparison of runs: their differences, what each needed, and whether they are comparable.
+
+``report.compare`` reads the folders. ``equal_value`` and ``fairness`` are pure functions of the
+measures and curves.
+"""
+
+from farandole.jobs.comparison.report import Comparison as Comparison
+from farandole.jobs.comparison.report import compare as compare

@@ -1,0 +1,376 @@
+"""Reasons why runs are not comparable: pure functions of their measures.
+
+A comparison of durations is fair only if each run trained the same model to the same quality: with
+the same samples, data and settings, on like machines. Each function looks for one reason and
+returns a finding for each run that differs from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from farandole.errors import counted
+from farandole.jobs.comparison.measures import NO_EXCHANGE_CODES, RunMeasures
+
+_TOLERANCE = 0.05  # relative difference of sample counts that is no finding
+_RATE_TOLERANCE = 0.1  # relative difference from a scaling rule
+_LOAD = 0.25  # difference of the load by other processes, as a share of the cores
+_FRACTIONS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 8: "an eighth"}
+
+
+class Reason(str, Enum):
+    """The stable code of a reason."""
+
+    NO_EXCHANGE = "no-gradients-exchanged"
+    SAME_DATA = "same-data-on-all-ranks"
+    SAMPLES = "samples"
+    EPOCHS = "epochs"
+    DATA = "training-data"
+    VALIDATION = "validation-data"
+    LEARNING_RATE = "learning-rate"
+    BATCH = "batch"
+    MACHINES = "machines"
+    CORES = "cores"
+    LOAD = "load"
+    SEEDS = "seeds"
+    END = "end"
+    ATTEMPTS = "attempts"
+
+
+@dataclass(frozen=True)
+class Unfairness:
+    """One reason why runs are not comparable.
+
+    - ``code``: The ``Reason``.
+    - ``runs``: The ids of the runs to which it applies.
+    - ``seen``: The facts, with numbers. ``why``: Their effect. ``cure``: What to do.
+    """
+
+    code: Reason
+    runs: tuple[str, ...]
+    seen: str
+    why: str
+    cure: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "code": self.code.value}
+
+
+def fairness(runs: Sequence[RunMeasures]) -> list[Unfairness]:
+    """Return the reasons why ``runs`` are not comparable, the gravest first."""
+    return [finding for check in _CHECKS for finding in check(runs)]
+
+
+# --- what the ranks of one run did
+
+
+def no_exchange(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs whose ranks trained without exchanging gradients."""
+    for run in runs:
+        if run.exchanges is not False:
+            continue
+        codes = sorted(NO_EXCHANGE_CODES & set(run.findings))
+        found = f" [{', '.join(codes)}]" if codes else ""
+        trained = "the same model" if run.same_data else "a model of its own"
+        yield Unfairness(
+            Reason.NO_EXCHANGE,
+            (run.run_id,),
+            f"{label(run)}: {_ranks(run)} exchanged no gradients{found}. Each rank trained"
+            f" {trained}{_training_of_a_rank(run, runs)}",
+            f"The duration of {label(run)} is the duration of {run.ranks} separate trainings, not"
+            " of a distributed one. Only one of the models is kept.",
+            "Wrap the optimizer, hvd.DistributedOptimizer(optimizer), and submit the run again.",
+        )
+
+
+def same_data(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs whose ranks trained on the same data."""
+    for run in runs:
+        if run.same_data:
+            yield Unfairness(
+                Reason.SAME_DATA,
+                (run.run_id,),
+                f"{label(run)}: {_ranks(run)} trained on the same data.",
+                f"The ranks repeat the same work {run.ranks} times: a step of all ranks learns no"
+                " more than a step of one.",
+                "Give each rank its part of the data: hvd.shard(x, y), shard=True, or a"
+                " DistributedSampler.",
+            )
+
+
+def _training_of_a_rank(run: RunMeasures, runs: Sequence[RunMeasures]) -> str:
+    """Describe the length of one rank's training in comparison to the longest other run."""
+    parts = []
+    for noun, value in (("epoch", run.epochs), ("sample", run.samples_per_model)):
+        others = [
+            each.epochs if noun == "epoch" else each.samples_per_model
+            for each in runs
+            if each is not run
+        ]
+        longest = max((each for each in others if each), default=None)
+        if value and longest and not _close(value, longest, _TOLERANCE):
+            share = fraction(value, longest)
+            parts.append(f"{_plural(value, noun)}, {share} of {_plural(longest, noun)}")
+    same = " on the same data" if run.same_data else ""
+    return f"{same} for {'; for '.join(parts)}." if parts else f"{same}."
+
+
+# --- how much the runs trained
+
+
+def samples(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs whose models have seen another number of samples; of epochs if samples are
+    unknown.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        mine, other = run.samples_per_model, first.samples_per_model
+        if mine and other:
+            if not _close(mine, other, _TOLERANCE):
+                yield _samples(first, run, other, mine)
+        elif run.epochs and first.epochs and not _close(run.epochs, first.epochs, _TOLERANCE):
+            yield Unfairness(
+                Reason.EPOCHS,
+                (first.run_id, run.run_id),
+                f"epochs: {run.epochs:g} in {label(run)}, {first.epochs:g} in {label(first)}.",
+                "A shorter training ends sooner, whatever the number of ranks.",
+                "Do not divide the epochs by size(). Compare the times to an equal validation"
+                " value.",
+            )
+
+
+def _samples(first: RunMeasures, run: RunMeasures, other: float, mine: float) -> Unfairness:
+    epochs = ""
+    if run.epochs and first.epochs and not _close(run.epochs, first.epochs, _TOLERANCE):
+        epochs = f" ({run.epochs:g} epochs; {first.epochs:g} in {label(first)})"
+    return Unfairness(
+        Reason.SAMPLES,
+        (first.run_id, run.run_id),
+        f"samples per model: {mine:,.0f} in {label(run)}, {fraction(mine, other)} of {other:,.0f}"
+        f" in {label(first)}{epochs}.",
+        "A shorter training ends sooner, whatever the number of ranks.",
+        "Train on the same number of samples, or compare the times to an equal validation value.",
+    )
+
+
+def training_data(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find single-process runs that trained on different data."""
+    first = runs[0]
+    for run in runs[1:]:
+        if run.data and first.data and run.data != first.data and run.ranks == first.ranks == 1:
+            yield Unfairness(
+                Reason.DATA,
+                (first.run_id, run.run_id),
+                f"{label(run)} and {label(first)} trained on different data.",
+                "Differences in the metrics may be differences of the data.",
+                "Train on the same data.",
+            )
+
+
+def validation(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs that validated on different data."""
+    first = runs[0]
+    for run in runs[1:]:
+        rows = run.validation_rows, first.validation_rows
+        same_rows = None in rows or rows[0] == rows[1]
+        if run.validation and first.validation and run.validation != first.validation:
+            counts = "" if same_rows else f": {rows[0]:,} and {rows[1]:,} samples"
+            yield Unfairness(
+                Reason.VALIDATION,
+                (first.run_id, run.run_id),
+                f"rank 0 of {label(run)} and rank 0 of {label(first)} validated on different"
+                f" data{counts}.",
+                "The validation values measure different things, unless they are pooled over all"
+                " ranks.",
+                "Validate on the same data, or on parts of it with metrics pooled over all ranks.",
+            )
+
+
+# --- with which settings
+
+
+def settings(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs with another batch of all ranks whose learning rate is not scaled to it."""
+    first = runs[0]
+    for run in runs[1:]:
+        batches = _global_batch(run), _global_batch(first)
+        rates = run.learning_rate, first.learning_rate
+        if not batches[0] or not batches[1] or not rates[0] or not rates[1]:
+            continue
+        factor, rate = batches[0] / batches[1], rates[0] / rates[1]
+        if _close(factor, 1.0, _RATE_TOLERANCE):
+            if not _close(rate, 1.0, _RATE_TOLERANCE):
+                yield _other_rate(first, run, "the same batch")
+            continue
+        if any(_close(rate, rule, _RATE_TOLERANCE) for rule in (factor, factor**0.5)):
+            continue
+        yield _other_rate(first, run, f"a batch {_times(factor)}")
+
+
+def _other_rate(first: RunMeasures, run: RunMeasures, batch: str) -> Unfairness:
+    same = batch == "the same batch"
+    return Unfairness(
+        Reason.LEARNING_RATE if same else Reason.BATCH,
+        (first.run_id, run.run_id),
+        f"{label(run)} has {batch} over all ranks ({_global_batch(run):g};"
+        f" {_global_batch(first):g} in {label(first)}) and learning rate {run.learning_rate:g}"
+        f" ({first.learning_rate:g} in {label(first)}).",
+        "The difference in the metrics may be the learning rate's."
+        if same
+        else "With a larger batch an epoch has fewer steps. Without a larger learning rate, it"
+        " learns less.",
+        "Use one learning rate."
+        if same
+        else "Scale the learning rate with the batch, with a warmup of a few epochs, or keep the"
+        " batch of all ranks by dividing it by size().",
+    )
+
+
+# --- under which conditions
+
+
+def machines(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs on other hosts, with too few cores, or with other programs."""
+    first = runs[0]
+    for run in runs[1:]:
+        hosts = set(run.hosts), set(first.hosts)
+        if hosts[0] and hosts[1] and not hosts[0] & hosts[1]:
+            yield Unfairness(
+                Reason.MACHINES,
+                (first.run_id, run.run_id),
+                f"{label(run)} ran on {_listed(run.hosts)}, {label(first)} on"
+                f" {_listed(first.hosts)}.",
+                "Durations on different machines do not compare the programs.",
+                "Run both on the same machines, or compare samples and steps.",
+            )
+    yield from _short_of_cores(runs)
+    yield from _loads(runs)
+
+
+def _short_of_cores(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    for run in runs:
+        per_host = run.ranks / max(1, len(run.hosts))
+        if run.cores and per_host > run.cores:
+            yield Unfairness(
+                Reason.CORES,
+                (run.run_id,),
+                f"{label(run)}: {per_host:g} ranks share the {counted(run.cores, 'core')} of"
+                f" {_listed(run.hosts)}.",
+                "The ranks wait for each other's turn, so the duration says nothing about as many"
+                " machines.",
+                "Give each rank a core of its own to measure a speed-up.",
+            )
+
+
+def _loads(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    first = runs[0]
+    for run in runs[1:]:
+        loads = run.other_load, first.other_load
+        if loads[0] is None or loads[1] is None or not run.cores:
+            continue
+        if abs(loads[0] - loads[1]) > _LOAD * run.cores:
+            yield Unfairness(
+                Reason.LOAD,
+                (first.run_id, run.run_id),
+                f"other programs used {loads[0]:.1f} cores of the host during {label(run)},"
+                f" {loads[1]:.1f} during {label(first)}.",
+                "The run on the busier host took longer for this reason alone.",
+                "Repeat the runs one at a time on an idle host.",
+            )
+
+
+def seeds(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find configurations that were run with different numbers of seeds."""
+    groups: dict[tuple[int, float | None, float | None], set[str]] = {}
+    for run in runs:
+        groups.setdefault((run.ranks, run.batch, run.learning_rate), set()).add(run.seed)
+    counts = {len(each) for each in groups.values()}
+    if len(runs) > 2 and len(counts) > 1:
+        yield Unfairness(
+            Reason.SEEDS,
+            tuple(run.run_id for run in runs),
+            f"some settings ran with {counted(min(counts), 'seed')}, others with {max(counts)}.",
+            "The best of several seeds is better by chance.",
+            "Run each setting with the same seeds, and compare means.",
+        )
+
+
+def ends(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find runs that have not completed, or needed several attempts."""
+    for run in runs:
+        if run.state != "completed":
+            yield Unfairness(
+                Reason.END,
+                (run.run_id,),
+                f"{label(run)} is {run.state}.",
+                "Its duration and last values belong to a part of a training.",
+                "Compare completed runs." if run.ended else "Compare again after its end.",
+            )
+        if run.attempts > 1:
+            yield Unfairness(
+                Reason.ATTEMPTS,
+                (run.run_id,),
+                f"{label(run)} needed {run.attempts} attempts.",
+                "Only the last attempt counts as its duration, and may continue earlier ones.",
+                "Compare runs of one attempt, or compare samples and steps.",
+            )
+
+
+_Check = Callable[[Sequence[RunMeasures]], Iterator[Unfairness]]
+_CHECKS: tuple[_Check, ...] = (
+    no_exchange,
+    same_data,
+    samples,
+    training_data,
+    validation,
+    settings,
+    machines,
+    seeds,
+    ends,
+)
+
+
+# --- words
+
+
+def label(run: RunMeasures) -> str:
+    """Return the name by which texts call a run."""
+    return run.name or run.run_id
+
+
+def fraction(part: float, whole: float) -> str:
+    """Return a ratio in words, such as ``a quarter``, ``38 %`` or ``4 times``."""
+    if part > whole:
+        return f"{part / whole:.3g} times"
+    for denominator, word in _FRACTIONS.items():
+        if _close(whole / part, denominator, 0.06):
+            return word
+    return f"{part / whole:.0%}".replace("%", " %")
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times as large" if factor > 1 else f"of {fraction(factor, 1.0)} the size"
+
+
+def _ranks(run: RunMeasures) -> str:
+    return f"its {run.ranks} ranks"
+
+
+def _plural(number: float, noun: str) -> str:
+    return f"{number:,.0f} {noun}{'' if round(number) == 1 else 's'}"
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+
+
+def _global_batch(run: RunMeasures) -> float:
+    """Return the samples per step of one model."""
+    return (run.batch or 0.0) * (1 if run.exchanges is False else run.ranks)
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return abs(one - other) <= tolerance * max(abs(one), abs(other))

@@ -1,0 +1,211 @@
+"""The measures of one run: its duration, samples, steps, exchanges and settings of training.
+
+Farandole records most of them by itself (``job.tracking.training``). A measure that a run does not
+have is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from farandole.job.runs.folder import RunFolder
+from farandole.job.tracking.tracker import FINDING, PROCESS, TRAINING
+from farandole.job.tracking.training import (
+    EPOCHS,
+    EXCHANGE_BYTES,
+    LEARNING_RATE,
+    ROWS_PER_STEP,
+    SAMPLES,
+    STEPS,
+)
+from farandole.jobs import metrics
+from farandole.jobs.details import details
+
+# Findings of the checks that say how ranks trained.
+NO_EXCHANGE_CODES = frozenset({"FAR012", "FAR014", "FAR016"})
+SAME_DATA_CODES = frozenset({"FAR006", "FAR007", "FAR027"})
+# Names of parameters by which programs call what the measures mean.
+_RATES = ("learning_rate", "lr", "rate")
+_BATCHES = ("batch_size", "batch", "per_device_batch_size")
+_EPOCHS = ("epochs", "num_epochs", "max_epochs")
+_GRADIENT_BYTES = 64  # in a step; fewer may be metrics
+_SEEDS = ("seed", "random_seed", "random_state")
+
+
+@dataclass(frozen=True)
+class RunMeasures:
+    """The measures of a run.
+
+    - ``samples``: Samples that all ranks have trained on; a sample counts once per epoch and rank.
+    - ``samples_per_model``: Samples that one model has seen: the samples of rank 0 if the ranks
+      exchanged no gradients, else of all ranks.
+    - ``steps``, ``epochs``: Steps and epochs of rank 0.
+    - ``batch``: Samples per step of one rank.
+    - ``exchange_bytes``: Bytes of rank 0's collectives.
+    - ``exchanges``: Whether the ranks exchanged gradients; None if unknown or for one rank.
+    - ``same_data``: Whether all ranks trained on the same data; None if unknown or for one rank.
+    - ``data``, ``validation``: Digests of the training and validation data of rank 0.
+    - ``hosts``: Hosts of the ranks. ``cores``: Cores of rank 0's host.
+    - ``other_load``: Load of rank 0's host caused by other processes, in cores.
+    - ``began``: The time at which the run's last attempt began to run, in seconds since 1970.
+    """
+
+    run_id: str
+    name: str
+    state: str
+    target: str
+    ranks: int
+    nodes: int
+    attempts: int
+    seconds: float | None = None
+    began: float | None = None
+    rank_hours: float | None = None
+    samples: float | None = None
+    samples_per_model: float | None = None
+    steps: float | None = None
+    epochs: float | None = None
+    batch: float | None = None
+    learning_rate: float | None = None
+    exchange_bytes: float | None = None
+    exchanges: bool | None = None
+    same_data: bool | None = None
+    data: str = ""
+    validation: str = ""
+    validation_rows: int | None = None
+    seed: str = ""
+    hosts: tuple[str, ...] = ()
+    cores: int | None = None
+    other_load: float | None = None
+    findings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("completed", "failed", "canceled")
+
+
+def measures(folder: RunFolder) -> RunMeasures:
+    """Return the measures of a run. Raises RunError if the folder is damaged."""
+    facts = details(folder)
+    ranks = metrics.ranks(folder)
+    automatic = {rank: metrics.last_values(folder, rank, automatic=True) for rank in ranks}
+    zero = automatic.get(0, {})
+    training = {rank: _training(folder, rank) for rank in ranks}
+    of_zero = training.get(0, {})
+    named = {**_arguments(facts["command"]), **facts["parameters"], **metrics.params(folder)}
+    codes = tuple(
+        sorted({each["code"] for rank in ranks for each in metrics.logged(folder, FINDING, rank)})
+    )
+    processes = {rank: metrics.logged(folder, PROCESS, rank) for rank in ranks}
+    exchanges = _exchanges(facts["ranks"], codes, zero)
+    same_data = _same_data(facts["ranks"], codes, training)
+    samples = _total(automatic, SAMPLES, facts["ranks"])
+    return RunMeasures(
+        run_id=folder.run_id,
+        name=facts["name"],
+        state=facts["state"],
+        target=facts["target"],
+        ranks=facts["ranks"],
+        nodes=facts["nodes"],
+        attempts=facts["attempts"],
+        seconds=facts["seconds"],
+        began=facts["started"],
+        rank_hours=None if facts["seconds"] is None else facts["seconds"] * facts["ranks"] / 3600,
+        samples=samples,
+        samples_per_model=zero.get(SAMPLES) if exchanges is False else samples,
+        steps=zero.get(STEPS),
+        epochs=_first(zero.get(EPOCHS), _number(named, _EPOCHS)),
+        batch=_first(of_zero.get("batch_size"), zero.get(ROWS_PER_STEP), _number(named, _BATCHES)),
+        learning_rate=_first(
+            of_zero.get("learning_rate"), zero.get(LEARNING_RATE), _number(named, _RATES)
+        ),
+        exchange_bytes=zero.get(EXCHANGE_BYTES),
+        exchanges=exchanges,
+        same_data=same_data,
+        data=str(of_zero.get("data", "")),
+        validation=str(of_zero.get("validation", "")),
+        validation_rows=of_zero.get("validation_rows"),
+        seed=str(next((named[name] for name in _SEEDS if name in named), "")),
+        hosts=tuple(sorted({str(each[-1].get("host")) for each in processes.values() if each})),
+        cores=next((each[-1].get("cores") for each in processes.values() if each), None),
+        other_load=_other_load(folder, automatic),
+        findings=codes,
+    )
+
+
+def _training(folder: RunFolder, rank: int) -> dict[str, Any]:
+    """Return the facts about a rank's training; later ones replace earlier ones."""
+    found: dict[str, Any] = {}
+    for record in metrics.logged(folder, TRAINING, rank):
+        found |= record["values"]
+    return found
+
+
+def _exchanges(ranks: int, codes: Sequence[str], values: Mapping[str, float]) -> bool | None:
+    if ranks < 2:
+        return None
+    if NO_EXCHANGE_CODES & set(codes):
+        return False
+    nbytes, steps = values.get(EXCHANGE_BYTES), values.get(STEPS)
+    if nbytes is None or not steps:
+        return None
+    # metrics are exchanged once per epoch, gradients in each step
+    return False if nbytes == 0 else True if nbytes / steps >= _GRADIENT_BYTES else None
+
+
+def _same_data(
+    ranks: int, codes: Sequence[str], training: Mapping[int, Mapping[str, Any]]
+) -> bool | None:
+    """Return whether the ranks trained on the same data, by findings, models and digests."""
+    if ranks < 2:
+        return None
+    if SAME_DATA_CODES & set(codes) or training.get(0, {}).get("models") == 1:
+        return True
+    digests = [each.get("data") for each in training.values()]
+    if len(digests) < ranks or not all(digests):
+        return None
+    return len(set(digests)) == 1
+
+
+def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> float | None:
+    """Return the sum of a metric over all ranks; None if a rank has none."""
+    known = [each[name] for each in values.values() if name in each]
+    return sum(known) if known and len(known) == ranks else None
+
+
+def _other_load(folder: RunFolder, values: Mapping[int, Mapping[str, float]]) -> float | None:
+    """Return the load of rank 0's host that the ranks do not cause, on average."""
+    load = metrics.series(folder, "system/host_load")[2]
+    own = [metrics.series(folder, "system/cpu_cores", rank)[2] for rank in values]
+    if not len(load) or not all(len(each) for each in own):
+        return None
+    return max(0.0, float(load.mean()) - sum(float(each.mean()) for each in own))
+
+
+def _arguments(command: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command by name: ``--lr 0.1`` and ``--lr=0.1``."""
+    found: dict[str, str] = {}
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        match = re.fullmatch(r"--?([A-Za-z][\w-]*)(?:=(.*))?", word)
+        if match:
+            value = following if match[2] is None else match[2]
+            found[match[1].replace("-", "_").lower()] = value
+    return found
+
+
+def _number(named: Mapping[str, Any], names: Iterable[str]) -> float | None:
+    for name in names:
+        try:
+            return float(named[name])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,113 @@
+"""``compare``: everything about several runs in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.job.runs.folder import RunFolder
+from farandole.jobs.comparison.curves import Curve, common_metrics, curve
+from farandole.jobs.comparison.differences import differences
+from farandole.jobs.comparison.equal_value import (
+    MAXIMIZE,
+    MINIMIZE,
+    EqualValue,
+    chosen_metric,
+    equal_value,
+    goal_of,
+)
+from farandole.jobs.comparison.fairness import Unfairness, fairness
+from farandole.jobs.comparison.measures import RunMeasures, measures
+from farandole.jobs.comparison.sources import environment_differences, source_differences
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of runs; lists have an entry per run, in the order of the request.
+
+    - ``measures``: The measures of each run.
+    - ``differences``: The differing facts by name.
+    - ``environment``, ``source``: See ``sources``.
+    - ``curves``: The metrics that all runs have, by name.
+    - ``equal``: The cost of an equal value of one metric; None without a common metric.
+    - ``unfair``: Why the runs are not comparable; empty if no reason is known.
+    """
+
+    measures: tuple[RunMeasures, ...]
+    differences: dict[str, list[Any]]
+    environment: dict[str, list[str | None]]
+    source: list[dict[str, Any]]
+    curves: dict[str, list[Curve]]
+    equal: EqualValue | None
+    unfair: tuple[Unfairness, ...]
+
+    def to_json(self, *, curves: bool = True) -> dict[str, Any]:
+        """Return the comparison as JSON data. ``curves=False`` leaves the curves out."""
+        found: dict[str, Any] = {
+            "runs": [each.run_id for each in self.measures],
+            "measures": [each.to_json() for each in self.measures],
+            "unfair": [each.to_json() for each in self.unfair],
+            "equal_value": None if self.equal is None else self.equal.to_json(),
+            "differences": self.differences,
+            "environment": self.environment,
+            "source": self.source,
+            "metrics": list(self.curves),
+        }
+        if curves:
+            found["curves"] = {
+                name: [each.to_json() for each in row] for name, row in self.curves.items()
+            }
+        return found
+
+
+def compare(
+    folders: Sequence[RunFolder], *, metric: str | None = None, goal: str | None = None
+) -> Comparison:
+    """Return the comparison of two or more runs.
+
+    Arguments:
+        folders: The folders of the runs.
+        metric: The metric for the equal value; by default the one that tells most about a model's
+            quality, validation metrics first.
+        goal: ``maximize`` or ``minimize``; by default derived from the name or from the curves.
+
+    Raises SettingsError for a metric that a run does not have, or another ``goal``.
+    """
+    found = tuple(measures(folder) for folder in folders)
+    names = common_metrics(folders)
+    if metric is not None and metric not in names:
+        raise SettingsError(
+            f"the runs have no common metric {metric!r}{did_you_mean(metric, names)}; common"
+            f" metrics: {', '.join(names) or 'none'}"
+        )
+    if goal not in (None, MAXIMIZE, MINIMIZE):
+        raise SettingsError(f"goal={goal!r} must be {MAXIMIZE} or {MINIMIZE}")
+    curves = {
+        name: [curve(folder, name, run.began) for folder, run in zip(folders, found, strict=True)]
+        for name in names
+    }
+    return Comparison(
+        measures=found,
+        differences=differences(folders),
+        environment=environment_differences(folders),
+        source=source_differences(folders),
+        curves=curves,
+        equal=_equal(curves, found, metric or chosen_metric(names), goal),
+        unfair=tuple(fairness(found)),
+    )
+
+
+def _equal(
+    curves: dict[str, list[Curve]],
+    runs: Sequence[RunMeasures],
+    metric: str | None,
+    goal: str | None,
+) -> EqualValue | None:
+    if metric is None:
+        return None
+    goal = goal or goal_of(metric, curves[metric])
+    if goal is None:
+        return None
+    return equal_value(metric, goal, curves[metric], [(run.seconds, run.samples) for run in runs])
