@@ -22,6 +22,7 @@ PACKAGE = ROOT / "src" / "farandole"
 # the top of the package; the other rooms are in four wings (core, job, net, base).
 ROOMS = """
 __init__
+dashboard
 estimators jobs
 spark
 cli job.worker compat
@@ -82,6 +83,9 @@ HEAVY = {
     "pyarrow": "parquet",
     "fsspec": "store",
     "onnxruntime": "onnx",
+    "starlette": "server",
+    "uvicorn": "server",
+    "anywidget": "widget",
 }
 
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "rerun": "submit a run again",
     "stop": "end runs",
     "targets": "list or define the places where runs are executed",
+    "dashboard": "show all runs on a page in the browser",
     "export": "write a run to an archive",
     "gc": "delete old runs",
     "completion": "complete this command in bash, zsh or fish",

@@ -50,3 +50,12 @@ def listed(home: RunsHome, where: str = "", values: tuple[object, ...] = ()) -> 
         return list(index.runs(where, values))
     finally:
         index.close()
+
+
+def reindex(folder: RunFolder, home: RunsHome) -> None:
+    """Bring the index up to date after a change of an ended run, such as a new tag."""
+    index = Index(home)
+    try:
+        index.update(folder)
+    finally:
+        index.close()

@@ -14,7 +14,7 @@ from farandole.job.runs.folder import CANCEL, RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
 from farandole.jobs import details, follow, outputs
-from farandole.jobs.references import find_run, listed
+from farandole.jobs.references import find_run, listed, reindex
 from farandole.jobs.supervisor.wake import ensure_running
 
 
@@ -58,13 +58,13 @@ class Run:
     @property
     def tags(self) -> dict[str, str]:
         """The tags of the submission, with later changes by ``tag``."""
-        changed = read_json(self._folder.file("tags.json")) or {}
-        return {**self._folder.spec().tags, **changed}
+        return self._folder.tags()
 
     def tag(self, name: str, value: str = "") -> None:
         """Set a tag."""
         changed = read_json(self._folder.file("tags.json")) or {}
         write_json(self._folder.file("tags.json"), {**changed, name: value})
+        reindex(self._folder, self._home)
 
     def status(self) -> str:
         """Return the current state: queued, preparing, provisioning, starting, running, finalizing,

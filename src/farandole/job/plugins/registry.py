@@ -65,7 +65,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "targets",
             "sweep",
         )
-    },
+    }
+    | {name: f"farandole.dashboard.commands.{name}" for name in ("dashboard",)},
     "strategy": {
         "local_sgd": "farandole.strategies.modes.local_sgd:LocalSGD",
         "bmuf": "farandole.strategies.modes.local_sgd:BMUF",

@@ -85,6 +85,10 @@ class RunFolder:
         """Return the facts of the submission. Raises RunError if the folder has none."""
         return self._required("submitted.json")
 
+    def tags(self) -> dict[str, str]:
+        """Return the tags of the submission, with later changes."""
+        return {**self.spec().tags, **(read_json(self.file("tags.json")) or {})}
+
     def _required(self, name: str) -> dict[str, Any]:
         data = read_json(self.file(name))
         if data is None:

@@ -19,13 +19,13 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import FINAL, RunState
 from farandole.jobs.supervisor.place import state_folder
 
-_VERSION = 1
+_VERSION = 2
 _STATES = {state.value: state for state in RunState}
 _TABLE = """
 create table if not exists runs (
     run_id text primary key, experiment text, name text, number integer, state text, target text,
-    ranks integer, submitted real, started real, ended real, cause text, tags text, parent text,
-    command text, path text
+    ranks integer, nodes integer, submitted real, started real, ended real, cause text, tags text,
+    parent text, command text, path text
 )
 """
 
@@ -40,6 +40,7 @@ class IndexedRun(NamedTuple):
     state: RunState
     target: str
     ranks: int
+    nodes: int
     submitted: float
     started: float | None
     ended: float | None
@@ -48,6 +49,9 @@ class IndexedRun(NamedTuple):
     parent: str
     command: str
     path: str
+
+
+_TAGS = IndexedRun._fields.index("tags")
 
 
 class Index:
@@ -127,8 +131,9 @@ class Index:
         columns = ", ".join(IndexedRun._fields)
         query = f"select {columns} from runs {condition}order by number desc"
         for row in self._database.execute(query, values):
-            tags = json.loads(row[11]) if row[11] != "{}" else {}
-            yield IndexedRun._make((*row[:4], _STATES[row[4]], *row[5:11], tags, *row[12:]))
+            tags = json.loads(row[_TAGS]) if row[_TAGS] != "{}" else {}
+            state = _STATES[row[4]]
+            yield IndexedRun._make((*row[:4], state, *row[5:_TAGS], tags, *row[_TAGS + 1 :]))
 
     def close(self) -> None:
         self._database.close()
@@ -172,11 +177,12 @@ def _row(folder: RunFolder) -> tuple[Any, ...]:
         state.value,
         spec.target,
         spec.resources.ranks,
+        spec.resources.nodes,
         submitted["time"],
         started,
         end["time"] if end else None,
         end["cause"] if end else "",
-        json.dumps(dict(spec.tags)),
+        json.dumps(folder.tags()),
         spec.parent,
         " ".join(spec.command),
         folder.path,

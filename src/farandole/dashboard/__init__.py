@@ -1,0 +1,1 @@
+"""The page over the runs, reports of runs, and the widget of notebooks."""

@@ -1,0 +1,1 @@
+"""The subcommands ``farandole dashboard`` and ``farandole report``."""

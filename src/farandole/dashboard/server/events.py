@@ -1,0 +1,147 @@
+"""Server-sent events: changes of the list of runs, and of the run that a page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from farandole.dashboard.server.rows import RunRows
+from farandole.job.runs import journal
+from farandole.job.runs.folder import RunFolder
+
+LOOK = 0.3  # seconds between two checks
+_PING = 15.0  # seconds after which a comment shows that the connection lives
+_MOST_RANKS = 64
+_MOST_BYTES = 1 << 20  # of a journal, in one event
+
+
+def event(name: str, data: bytes) -> bytes:
+    """Return an event in the format of the HTML standard, section 9.2."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+async def events(rows: RunRows, version: int, folder: RunFolder | None) -> AsyncIterator[bytes]:
+    """Yield events as long as the page listens.
+
+    - ``runs``: The same object as ``GET /api/runs?since=``, when rows have changed.
+    - ``run``: ``{"state", "cause", "stopping"}`` of the open run, when its events have changed.
+    - ``points``: ``{"rank", "series": {name: {"step", "time", "y"}}}``: new points of its metrics.
+    - ``log``: ``{"rank": bytes}``: the sizes of its logs that have grown; ``all`` is the log of all
+      ranks.
+    """
+    watch = RunWatch(folder) if folder else None
+    yield b"retry: 1000\n\n"
+    quiet = 0.0
+    while True:
+        found = []
+        if rows.version != version:
+            found.append(event("runs", await run_in_threadpool(rows.since, version)))
+            version = rows.version
+        if watch is not None:
+            found += await run_in_threadpool(watch.look)
+        quiet = 0.0 if found else quiet + LOOK
+        if quiet >= _PING:
+            found, quiet = [b": ping\n\n"], 0.0
+        for each in found:
+            yield each
+        await asyncio.sleep(LOOK)
+
+
+class RunWatch:
+    """Finds what is new in the files of one run since the last look."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+        self._state: Any = None
+        self._offsets: dict[int, int] = {}
+        ranks = min(folder.spec().resources.ranks, _MOST_RANKS)
+        self._logs = {str(rank): folder.log_of(rank) for rank in range(ranks)}
+        self._logs["all"] = folder.file("logs", "runner.txt")
+        self._journals = {rank: folder.metrics_of(rank) for rank in range(ranks)}
+        for rank, path in self._journals.items():
+            self._offsets[rank] = _last_line(path)
+
+    def look(self) -> list[bytes]:
+        """Return the new events."""
+        found = []
+        state = self._changed_state()
+        if state is not None:
+            found.append(event("run", _json(state)))
+        for rank, path in self._journals.items():
+            points = self._points(rank, path)
+            if points:
+                found.append(event("points", _json({"rank": rank, "series": points})))
+        logs = {}
+        for name, path in self._logs.items():
+            size = _size(path)
+            if size != self._sizes.get(name, 0):
+                self._sizes[name] = logs[name] = size
+        if logs:
+            found.append(event("log", _json(logs)))
+        return found
+
+    def _changed_state(self) -> dict[str, Any] | None:
+        folder = self._folder
+        names = ("events.jsonl", "end.json", "requests/cancel", "status.json")
+        key = [_stamp(folder.file(name)) for name in names]
+        if key == self._state:
+            return None
+        self._state = key
+        end = folder.end()
+        return {
+            "state": folder.state().value,
+            "cause": end["cause"] if end else "",
+            "stopping": end is None and key[2] != 0,
+        }
+
+    def _points(self, rank: int, path: str) -> dict[str, dict[str, list[Any]]]:
+        part = journal.read(path, self._offsets[rank], _MOST_BYTES)
+        self._offsets[rank] = part.offset
+        found: dict[str, dict[str, list[Any]]] = {}
+        for record in part.records:
+            values = record.get("values") if isinstance(record, dict) else None
+            if not isinstance(values, dict) or record.get("kind", "system") != "system":
+                continue
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    series = found.setdefault(name, {"step": [], "time": [], "y": []})
+                    series["step"].append(record.get("step"))
+                    series["time"].append(record.get("time"))
+                    series["y"].append(value if math.isfinite(value) else None)
+        return found
+
+
+def _json(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _last_line(path: str) -> int:
+    """Return the offset after the last complete line of a journal."""
+    size = _size(path)
+    try:
+        with open(path, "rb") as file:
+            start = max(0, size - _MOST_BYTES)
+            return start + os.pread(file.fileno(), size - start, start).rfind(b"\n") + 1
+    except OSError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _stamp(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

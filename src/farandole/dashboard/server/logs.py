@@ -1,0 +1,143 @@
+"""Pieces of logs of any size, and the search in them. Memory stays bounded by one chunk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+LARGEST_PIECE = 1 << 20  # bytes of one answer
+MOST_MATCHES = 200
+_CHUNK = 1 << 22  # bytes that are searched at a time
+_SCANNED = 1 << 30  # bytes that one request searches at most
+_AROUND = 200  # bytes of the line that are shown before and after a match
+_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class Match(NamedTuple):
+    """A line with the searched text.
+
+    - ``offset``: The position of the match in bytes.
+    - ``line``: The number of the line, from 1.
+    - ``text``: The line, shortened around the match if it is long.
+    """
+
+    offset: int
+    line: int
+    text: str
+
+
+def readable(data: bytes) -> str:
+    """Return bytes of a log as text: damaged UTF-8 as U+FFFD, control characters as their pictures
+    (U+2400 and following), and no colors of terminals.
+    """
+    return _COLOR.sub("", data.decode("utf-8", "replace")).translate(_CONTROL)
+
+
+def piece(file: BinaryIO, offset: int, limit: int) -> dict[str, Any]:
+    """Return a piece of a log: ``text``, and ``begin``, ``end`` and the log's ``size`` in bytes.
+
+    A negative ``offset`` counts from the end; the piece then begins with a whole line if it has
+    one. No character is cut at either end.
+    """
+    size = os.fstat(file.fileno()).st_size
+    limit = max(1, min(limit, LARGEST_PIECE))
+    begin = max(0, size + offset) if offset < 0 else min(offset, size)
+    data = os.pread(file.fileno(), limit, begin)
+    if offset < 0 and begin > 0:
+        skipped = data.find(b"\n") + 1
+        data, begin = data[skipped:], begin + skipped
+    start = next((at for at, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+    stop = len(data) if begin + len(data) >= size else _whole(data)
+    return {
+        "text": readable(data[start:stop]),
+        "begin": begin + start,
+        "end": begin + stop,
+        "size": size,
+    }
+
+
+def _whole(data: bytes) -> int:
+    """Return the length of ``data`` without an incomplete UTF-8 character at its end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            needed = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) if needed <= back else len(data) - back
+    return len(data)
+
+
+def search(file: BinaryIO, text: str, before: int | None, ignore_case: bool) -> dict[str, Any]:
+    """Search a log backwards from the offset ``before`` (None: the end), as logs are read.
+
+    Returns ``matches``, the last one first; ``more``, whether the search ended before the beginning
+    of the log; and ``next``, the ``before`` of the request that goes on.
+    """
+    wanted = text.encode()
+    size = os.fstat(file.fileno()).st_size
+    end = size if before is None else max(0, min(before, size))
+    if not wanted:
+        return {"matches": [], "more": False, "next": 0}
+    stop = max(0, end - _SCANNED)
+    offsets: list[int] = []
+    for offset in _backwards(file, wanted, end, stop, ignore_case):
+        offsets.append(offset)
+        if len(offsets) == MOST_MATCHES:
+            stop = offset
+            break
+    numbers = _line_numbers(file, offsets[::-1])[::-1]
+    matches = [
+        Match(offset, number, _line(file, offset, len(wanted)))._asdict()
+        for offset, number in zip(offsets, numbers, strict=True)
+    ]
+    return {"matches": matches, "more": stop > 0, "next": stop}
+
+
+def _line_numbers(file: BinaryIO, offsets: list[int]) -> list[int]:
+    """Return the numbers of the lines at ascending offsets."""
+    numbers, place, line = [], 0, 1
+    for offset in offsets:
+        while place < offset:
+            data = os.pread(file.fileno(), min(_CHUNK, offset - place), place)
+            if not data:
+                break
+            line += int(np.count_nonzero(np.frombuffer(data, np.uint8) == 10))
+            place += len(data)
+        numbers.append(line)
+    return numbers
+
+
+def _backwards(
+    file: BinaryIO, wanted: bytes, end: int, stop: int, ignore_case: bool
+) -> Iterator[int]:
+    """Yield the offset of the last match in each line, from ``end`` down to ``stop``."""
+    wanted = wanted.lower() if ignore_case else wanted
+    overlap = len(wanted) - 1
+    high = end  # matches that begin at or after it have been found
+    while high > stop:
+        low = max(stop, high - _CHUNK)
+        data = os.pread(file.fileno(), min(high + overlap, end) - low, low)
+        if ignore_case:
+            data = data.lower()
+        place = high - low + overlap
+        while (place := data.rfind(wanted, 0, place)) >= 0:
+            yield low + place
+            line = data.rfind(b"\n", 0, place)
+            if line < 0:  # this line begins in an earlier chunk
+                break
+            place = line
+        high = low
+
+
+def _line(file: BinaryIO, offset: int, length: int) -> str:
+    """Return the line around a match, shortened if it is long."""
+    begin = max(0, offset - _AROUND)
+    data = os.pread(file.fileno(), offset - begin + length + _AROUND, begin)
+    place = offset - begin
+    start = data.rfind(b"\n", 0, place) + 1
+    stop = data.find(b"\n", place + length)
+    return readable(data[start : stop if stop >= 0 else len(data)])

@@ -1,0 +1,140 @@
+"""Protection of the page: who may read it, and what a browser may do with it.
+
+- A random token, printed once as part of the page's address, becomes a cookie that no script and no
+  other site can use. Programs may send it as ``Authorization: Bearer TOKEN`` instead.
+- The ``Host`` header must name this server. So a foreign domain that resolves to this address (DNS
+  rebinding) gets nothing.
+- A request that changes something needs this page as its ``Origin``, and a second token in the
+  header ``X-Farandole-Token``, which only the page's own script can read (``GET /api/session``).
+- The content security policy forbids scripts, styles and connections from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POST_HEADER = "x-farandole-token"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_READING = ("GET", "HEAD")
+_AGAIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Farandole</title>
+<h1>Farandole</h1>
+<p>This page needs the address with the token that <code>farandole dashboard</code> has printed.
+<p>You have just opened that address? Then <a href="/">go on to the page</a>."""
+
+
+class Access:
+    """The tokens and the addresses of one server."""
+
+    def __init__(self, port: int, hosts: Collection[str] = (), token: str = "") -> None:
+        """``hosts``: names besides the loopback ones under which browsers reach the server."""
+        self.token = token or secrets.token_urlsafe(24)
+        self.post_token = hmac.new(self.token.encode(), b"post", hashlib.sha256).hexdigest()
+        self.cookie = f"farandole-{port}"  # browsers share cookies between the ports of a host
+        names = ["127.0.0.1", "localhost", "[::1]", *hosts]
+        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+
+    def knows(self, headers: Headers) -> bool:
+        """Return whether a request has the token, as a cookie or as a bearer token."""
+        return self.is_bearer(headers) or _same(self._cookie_of(headers), self.token)
+
+    def is_bearer(self, headers: Headers) -> bool:
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and _same(value.strip(), self.token)
+
+    def may_change(self, headers: Headers) -> bool:
+        """Return whether a request with the token comes from the page itself or from a program."""
+        if self.is_bearer(headers):
+            return True
+        origin = headers.get("origin")
+        own = origin in {f"http://{headers.get('host')}", f"https://{headers.get('host')}"}
+        return own and _same(headers.get(POST_HEADER, ""), self.post_token)
+
+    def _cookie_of(self, headers: Headers) -> str:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return ""
+        return found.value if found else ""
+
+
+class AccessGuard:
+    """ASGI middleware that lets only permitted requests pass, and adds the protecting headers."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, protected)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that may not pass; None if it may."""
+        headers, access = Headers(scope=scope), self._access
+        host = headers.get("host", "")
+        if host.lower() not in access.hosts:
+            return JSONResponse(
+                {"error": f"this server is not {host!r}; open the address that it has printed"}, 421
+            )
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if given and scope["path"] == "/" and _same(given, access.token):
+            return self._entry(headers)
+        if not access.knows(headers):
+            if scope["path"] == "/":
+                return HTMLResponse(_AGAIN, 401)
+            return JSONResponse({"error": "this request has no token, or a wrong one"}, 401)
+        if scope["method"] not in _READING and not access.may_change(headers):
+            return JSONResponse(
+                {"error": f"a change needs this page as Origin and its {POST_HEADER}"}, 403
+            )
+        return None
+
+    def _entry(self, headers: Headers) -> Response:
+        """Return the answer that turns the token of the address into a cookie."""
+        if headers.get("sec-fetch-site", "none") == "cross-site":
+            # After a link on another site, a redirect would lack the cookie; a click here has it.
+            answer: Response = HTMLResponse(_AGAIN)
+        else:
+            answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            self._access.cookie, self._access.token, httponly=True, samesite="strict", path="/"
+        )
+        return answer
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
