@@ -35,6 +35,13 @@ FLAGS = [
     "--ssh-port",
     "--ssh-identity-file",
     "--ssh-options",
+    "--min-np",
+    "--max-np",
+    "--host-discovery-script",
+    "--slots-per-host",
+    "--elastic-timeout",
+    "--reset-limit",
+    "--cooldown-range",
     "--no-stall-check",
     "--stall-check-warning-time-seconds",
     "--stall-check-shutdown-time-seconds",
@@ -76,6 +83,7 @@ HOROVOD = {
     "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": ("autotune_bayes_opt_max_samples", "7", 7),
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": ("autotune_gaussian_process_noise", "0.5", 0.5),
     "HOROVOD_START_TIMEOUT": ("start_timeout", "77", 77.0),
+    "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout", "60", 60.0),
     "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "info"),
     "HOROVOD_LOG_HIDE_TIME": ("log_hide_time", "true", True),
     "HOROVOD_RANK": ("rank", "3", 3),
@@ -310,6 +318,7 @@ CHOICES = {
     "replicas": st.integers(1, 16),
     "tcp_streams": st.integers(1, 64),
     "start_timeout": st.floats(0.001, 1e9),
+    "elastic_timeout": st.floats(0.001, 1e9),
 }
 
 

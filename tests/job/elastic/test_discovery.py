@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import SettingsError
+from farandole.job.config import Settings
 from farandole.job.elastic.changes import HostUpdateResult, compare
 from farandole.job.elastic.discovery import (
     FileDiscovery,
@@ -21,6 +22,7 @@ from farandole.job.elastic.discovery import (
     HostWatch,
     ScriptDiscovery,
     SlurmDiscovery,
+    discovery_of,
     slurm,
 )
 from tests.kits.messages import mentioning, mentions
@@ -225,3 +227,22 @@ def test_fixed_hosts_do_not_change() -> None:
     fixed.find()["b"] = 1
     assert fixed.find() == {"a": 2}
     assert isinstance(fixed, HostDiscovery)
+
+
+def test_settings_choose_the_discovery(
+    tmp_path: Path, script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(named: str) -> Hosts:
+        settings = Settings(host_discovery_script=named, slots_per_host=3)
+        return discovery_of(settings, {"fixed": 1}).find()
+
+    (tmp_path / "hosts").write_text("b slots=2\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert find("") == {"fixed": 1}
+    assert find(script("echo a")) == {"a": 3}
+    assert find(f"file:{tmp_path}/hosts") == {"b": 2}
+    slurms = discovery_of(Settings(host_discovery_script="slurm"), {})
+    assert isinstance(slurms, SlurmDiscovery)
+    assert discovery_of(Settings(), {}, lambda: ["f:2"]).find() == {"f": 2}
+    fixed = FixedHosts({"a": 1})
+    assert discovery_of(Settings(), {}, fixed) is fixed

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.job.elastic.options import ElasticOptions, check_options, parse_cooldown
+from farandole.job.config import Settings
+from farandole.job.elastic.options import ElasticOptions, check_options, options_of, parse_cooldown
 from tests.kits.messages import mentioning
 
 
@@ -49,3 +50,34 @@ def test_cooldown_ranges(text: str, range_: tuple[float, float] | None) -> None:
 def test_wrong_cooldown_ranges_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=mentioning("--cooldown-range")):
         parse_cooldown(text)
+
+
+@pytest.mark.parametrize(
+    ("np", "settings", "options"),
+    [
+        (2, Settings(), None),
+        (2, Settings(elastic_timeout=9.0, reset_limit=1), None),
+        (4, Settings(min_np=2, max_np=8), ElasticOptions(4, 2, 8)),
+        (None, Settings(min_np=2), ElasticOptions(2, 2)),
+        (3, Settings(max_np=3), ElasticOptions(3, 3, 3)),
+        (
+            3,
+            Settings(
+                host_discovery_script="a.sh",
+                elastic_timeout=9.0,
+                reset_limit=1,
+                cooldown_range="10:20",
+            ),
+            ElasticOptions(3, 3, None, 9.0, 1, (10.0, 20.0)),
+        ),
+    ],
+)
+def test_options_come_from_settings(
+    np: int | None, settings: Settings, options: ElasticOptions | None
+) -> None:
+    assert options_of(np, settings) == options
+
+
+def test_an_elastic_job_needs_a_number_to_start_with() -> None:
+    with pytest.raises(SettingsError, match=mentioning("-np", "--min-np")):
+        options_of(None, Settings(max_np=4))

@@ -12,6 +12,7 @@ SWITCH = ("auto", "on", "off")
 SIZES = (1 << 10, 1 << 40)  # plausible message sizes, in bytes
 EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "stalled ranks"
 TIMELINE, AUTOTUNE, TRACKING, OTHER = "timeline", "autotune", "tracking", "other"
+ELASTIC = "elastic jobs"
 
 
 class Settings(Variables):
@@ -142,6 +143,56 @@ class Settings(Variables):
     )
     ssh_options: str = setting(
         "", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS
+    )
+    min_np: int = setting(
+        0,
+        "fewest processes with which the job continues when processes are lost; 0 = the job has a"
+        " fixed size",
+        flag="--min-np",
+        group=ELASTIC,
+    )
+    max_np: int = setting(
+        0,
+        "most processes of an elastic job; 0 = one per slot",
+        flag="--max-np",
+        group=ELASTIC,
+    )
+    host_discovery_script: str = setting(
+        "",
+        "program that prints the hosts of an elastic job, host or host:slots per line, asked every"
+        " second; or file:PATH with such lines, or slurm for the nodes of the Slurm job",
+        flag="--host-discovery-script",
+        group=ELASTIC,
+    )
+    slots_per_host: int = setting(
+        0,
+        "slots of a discovered host without a number; 0 = each host needs its number",
+        flag="--slots-per-host",
+        group=ELASTIC,
+    )
+    elastic_timeout: float = setting(
+        600.0,
+        "time to wait for enough slots, at the start and after a loss",
+        flag="--elastic-timeout",
+        horovod="HOROVOD_ELASTIC_TIMEOUT",
+        group=ELASTIC,
+        unit="s",
+        least=0.001,
+        most=1e9,
+    )
+    reset_limit: int = setting(
+        0,
+        "most changes of an elastic job's processes; 0 = any number",
+        flag="--reset-limit",
+        group=ELASTIC,
+    )
+    cooldown_range: str = setting(
+        "",
+        "time for which a host with a failed process is left out, like 10:100 (doubled for each"
+        " failure, from the first to the second); default: for ever",
+        flag="--cooldown-range",
+        group=ELASTIC,
+        unit="s",
     )
     stall_check_disable: bool = setting(
         False,

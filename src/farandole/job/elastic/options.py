@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from farandole.errors import SettingsError
+from farandole.job.config import Settings
 
 # Seconds. Horovod's limits of the cooldown range.
 SHORTEST_COOLDOWN, LONGEST_COOLDOWN = 1.0, 3600.0
@@ -29,6 +30,30 @@ class ElasticOptions(NamedTuple):
     timeout: float = 600.0
     reset_limit: int | None = None
     cooldown: tuple[float, float] | None = None
+
+
+def options_of(np: int | None, settings: Settings) -> ElasticOptions | None:
+    """Return the checked options of a job with ``settings``; None for a job of fixed size.
+
+    ``np``: ranks at the start; None: ``min_np``. Raises SettingsError for options that contradict
+    each other.
+    """
+    if not (settings.min_np or settings.max_np or settings.host_discovery_script):
+        return None
+    start = np or settings.min_np
+    if not start:
+        raise SettingsError(
+            "an elastic job needs the number of processes to start with: give -np, or --min-np"
+        )
+    options = ElasticOptions(
+        np=start,
+        min_np=settings.min_np or start,
+        max_np=settings.max_np or None,
+        timeout=settings.elastic_timeout,
+        reset_limit=settings.reset_limit or None,
+        cooldown=parse_cooldown(settings.cooldown_range),
+    )
+    return check_options(options)
 
 
 def check_options(options: ElasticOptions) -> ElasticOptions:

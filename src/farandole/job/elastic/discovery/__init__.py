@@ -1,5 +1,7 @@
 """Discovery of hosts for elastic jobs: which hosts exist now, and how many slots each has."""
 
+from farandole.job.elastic.discovery.chosen import Source as Source
+from farandole.job.elastic.discovery.chosen import discovery_of as discovery_of
 from farandole.job.elastic.discovery.contract import FixedHosts as FixedHosts
 from farandole.job.elastic.discovery.contract import HostDiscovery as HostDiscovery
 from farandole.job.elastic.discovery.contract import Hosts as Hosts
