@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import farandole
 from farandole.cli import main
 from farandole.errors import SettingsError
+from farandole.job.runs.folder import RunFolder, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.jobs import attempts
 from farandole.jobs.sweeps.policies import Bandit, MedianStopping, Truncation, make_policy
@@ -29,7 +30,7 @@ from farandole.jobs.sweeps.space import (
     random_search,
     uniform,
 )
-from farandole.jobs.sweeps.sweep import Sweep
+from farandole.jobs.sweeps.sweep import Sweep, child_spec, load_plan
 
 PROGRAM = """
 import argparse, time
@@ -71,6 +72,9 @@ def test_a_random_search_repeats_itself_and_keeps_its_limits(seed: int) -> None:
         "u": uniform(-1, 1),
         "l": loguniform(1e-4, 1e-1),
         "q": quniform(0, 1, 0.25),
+        "ql": parse_distribution("qloguniform(1,100,10)"),
+        "qn": parse_distribution("qnormal(0,1,0.5)"),
+        "qe": parse_distribution("qlognormal(0,1,0.5)"),
         "r": parse_distribution("randint(3)"),
     }
     first, second = (list(islice(random_search(space, seed), 5)) for _ in range(2))
@@ -79,12 +83,22 @@ def test_a_random_search_repeats_itself_and_keeps_its_limits(seed: int) -> None:
         assert -1 <= values["u"] <= 1
         assert 1e-4 <= values["l"] <= 1e-1
         assert values["q"] in (0, 0.25, 0.5, 0.75, 1)
+        assert values["ql"] in range(0, 101, 10)
+        assert values["qn"] % 0.5 == values["qe"] % 0.5 == 0
         assert values["r"] in (0, 1, 2)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["uniform(1)", "uniform(2,1)", "loguniform(0,1)", "randint(0)", "moon(1)", "quniform(0,1,0)"],
+    [
+        "uniform(1)",
+        "uniform(2,1)",
+        "loguniform(0,1)",
+        "randint(0)",
+        "moon(1)",
+        "quniform(0,1,0)",
+        "qnormal(0,1,0)",
+    ],
 )
 def test_a_distribution_cannot_be(text: str) -> None:
     with pytest.raises(SettingsError, match=text.split("(")[0]):
@@ -191,6 +205,26 @@ def test_a_canceled_sweep_ends_its_runs(home: RunsHome, script: farandole.Script
     run.cancel()
     for each in (run, *run.children()):
         assert each.wait(check=False, timeout=60).status() == "canceled"
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_the_runs_of_a_sweep(home: RunsHome, script: farandole.ScriptRun) -> None:
+    slow = farandole.ScriptRun(
+        script.source_directory, "train.py", ["--slow", "60"], cores=0.5, grace_seconds=1.0
+    )
+    sweep = Sweep(slow, {"x": choice(1, 2)}, "loss", count=5, time_limit=4.0)
+    run = farandole.Experiment("sweep").submit(sweep)
+    run.wait(check=False, timeout=60)
+    assert [child.status() for child in run.children()] in (["canceled"], [])  # [] on a busy host
+
+
+def test_parameters_reach_the_command_in_a_shell(tmp_path: Path) -> None:
+    request = farandole.ScriptRun(str(tmp_path), command="cd a && python train.py")
+    sweep = Sweep(request, {"x": choice("a b")}, "loss", count=1)
+    folder = RunFolder(str(tmp_path))
+    write_json(folder.file("sweep.json"), sweep.submission("e").files["sweep.json"])
+    words = child_spec(load_plan(folder), "e_1_a", 0, {"x": "a b"}).command
+    assert words == ("/bin/sh", "-c", "cd a && python train.py --x 'a b'")
 
 
 class _Study:

@@ -42,15 +42,22 @@ class Controller:
         self._children: dict[str, RunFolder] = {}
         self._judged: dict[str, int] = {}  # judged reports by run
         self._done: set[str] = set()
+        running = [
+            event["time"] for event in folder.events() if event.get("state") == RunState.RUNNING
+        ]
+        self._began = running[0] if running else time.time()
         for row in reversed(listed(home, "parent = ?", (folder.run_id,))):
             self._children[row.run_id] = RunFolder(row.path)
             self._search.skip(RunFolder(row.path))
 
     def run(self) -> dict[str, Any] | None:
         """Run the sweep to its end and return the best run's facts; None if there is none."""
-        more = True
+        more, over = True, False
         while more or len(self._done) < len(self._children):
             self._look()
+            if not over and self._is_over():
+                over, more = True, False
+                self.cancel()
             active = len(self._children) - len(self._done)
             while more and active < self.plan.concurrent:
                 more = self._submit_next()
@@ -58,6 +65,10 @@ class Controller:
             if more or active:
                 time.sleep(LOOK)
         return self.best()
+
+    def _is_over(self) -> bool:
+        """Return whether the time limit of the sweep is over. It includes earlier attempts."""
+        return 0 < self.plan.time_limit < time.time() - self._began
 
     def _submit_next(self) -> bool:
         """Submit the next run; return False if the search is over."""

@@ -62,9 +62,19 @@ def loguniform(low: float, high: float) -> Distribution:
     return _checked("loguniform", low, high)
 
 
+def qloguniform(low: float, high: float, step: float) -> Distribution:
+    """Numbers as of ``loguniform``, rounded to multiples of ``step``."""
+    return _checked("qloguniform", low, high, step)
+
+
 def normal(mean: float, deviation: float) -> Distribution:
     """A normal distribution."""
     return _checked("normal", mean, deviation)
+
+
+def qnormal(mean: float, deviation: float, step: float) -> Distribution:
+    """A normal distribution, rounded to multiples of ``step``."""
+    return _checked("qnormal", mean, deviation, step)
 
 
 def lognormal(mean: float, deviation: float) -> Distribution:
@@ -72,30 +82,46 @@ def lognormal(mean: float, deviation: float) -> Distribution:
     return _checked("lognormal", mean, deviation)
 
 
-def _quniform(draw: random.Random, low: float, high: float, step: float) -> float:
-    return round(draw.uniform(low, high) / step) * step
+def qlognormal(mean: float, deviation: float, step: float) -> Distribution:
+    """Numbers as of ``lognormal``, rounded to multiples of ``step``."""
+    return _checked("qlognormal", mean, deviation, step)
 
 
 def _loguniform(draw: random.Random, low: float, high: float) -> float:
     return math.exp(draw.uniform(math.log(low), math.log(high)))
 
 
+def _lognormal(draw: random.Random, mean: float, deviation: float) -> float:
+    return math.exp(draw.gauss(mean, deviation))
+
+
+def _rounded(sample: Callable[..., float]) -> Callable[..., float]:
+    """Return a sampler whose last argument is the step of its values."""
+    return lambda draw, *given: round(sample(draw, *given[:-1]) / given[-1]) * given[-1]
+
+
 _SAMPLERS: dict[str, Callable[..., Any]] = {
     "choice": lambda draw, *options: draw.choice(options),
     "randint": lambda draw, upper: draw.randrange(upper),
-    "uniform": lambda draw, low, high: draw.uniform(low, high),
-    "quniform": _quniform,
+    "uniform": random.Random.uniform,
+    "quniform": _rounded(random.Random.uniform),
     "loguniform": _loguniform,
-    "normal": lambda draw, mean, deviation: draw.gauss(mean, deviation),
-    "lognormal": lambda draw, mean, deviation: math.exp(draw.gauss(mean, deviation)),
+    "qloguniform": _rounded(_loguniform),
+    "normal": random.Random.gauss,
+    "qnormal": _rounded(random.Random.gauss),
+    "lognormal": _lognormal,
+    "qlognormal": _rounded(_lognormal),
 }
 _COUNTS = {
     "randint": 1,
     "uniform": 2,
     "quniform": 3,
     "loguniform": 2,
+    "qloguniform": 3,
     "normal": 2,
+    "qnormal": 3,
     "lognormal": 2,
+    "qlognormal": 3,
 }
 
 
@@ -112,11 +138,11 @@ def _checked(kind: str, *arguments: Any) -> Distribution:
         raise SettingsError(f"{shown}: {kind} takes {count} numbers")
     if kind == "randint" and not (isinstance(arguments[0], int) and arguments[0] > 0):
         raise SettingsError(f"{shown}: the upper end must be a whole number of at least 1")
-    if kind in ("uniform", "quniform", "loguniform") and not arguments[0] < arguments[1]:
+    if kind.endswith("uniform") and not arguments[0] < arguments[1]:
         raise SettingsError(f"{shown}: the lower end must be below the upper end")
-    if kind == "loguniform" and arguments[0] <= 0:
+    if kind.endswith("loguniform") and arguments[0] <= 0:
         raise SettingsError(f"{shown}: the lower end must be positive")
-    if kind == "quniform" and arguments[2] <= 0:
+    if kind.startswith("q") and arguments[2] <= 0:
         raise SettingsError(f"{shown}: the step must be positive")
     return Distribution(kind, arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Sweep:
         concurrent: The largest number of active runs.
         policy: Ends unpromising runs early.
         seed: The seed of the random search.
+        time_limit: Seconds after which active runs are canceled and no further ones start; 0 for no
+            limit.
     """
 
     request: ScriptRun
@@ -50,6 +53,7 @@ class Sweep:
     concurrent: int = 1
     policy: Policy = field(default_factory=NoPolicy)
     seed: int = 0
+    time_limit: float = 0.0
 
     def submission(self, experiment: str) -> Submission:
         """Return the submission of the run that controls the sweep."""
@@ -98,6 +102,7 @@ class Sweep:
             "count": self.count,
             "concurrent": self.concurrent,
             "seed": self.seed,
+            "time_limit": self.time_limit,
             "policy": {"kind": _policy_name(kind), "arguments": policy_arguments(self.policy)},
         }
 
@@ -143,6 +148,7 @@ class Plan:
     concurrent: int
     seed: int
     policy: Policy
+    time_limit: float
 
 
 def load_plan(folder: RunFolder) -> Plan:
@@ -162,6 +168,7 @@ def load_plan(folder: RunFolder) -> Plan:
         concurrent=data["concurrent"],
         seed=data["seed"],
         policy=make_policy(data["policy"]["kind"], data["policy"]["arguments"]),
+        time_limit=data.get("time_limit", 0.0),
     )
 
 
@@ -172,6 +179,8 @@ def child_spec(plan: Plan, parent: str, number: int, values: Mapping[str, Any]) 
         mark = "{" + name + "}"
         if any(mark in word for word in command):
             command = [word.replace(mark, str(value)) for word in command]
+        elif command[:2] == ["/bin/sh", "-c"]:
+            command[2] += f" --{name} {shlex.quote(str(value))}"
         else:
             command += [f"--{name}", str(value)]
     return dataclasses.replace(
