@@ -65,7 +65,10 @@ def main() -> int:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*fields) for fields in job["slots"]]
-    placement = identify(slots, here)
+    if job["elastic"]:  # the number of this process is in the place of a rank
+        placement = here.replace(**json.loads(client.get(keys.start(rank), settings.start_timeout)))
+    else:
+        placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
     if RUN_VARIABLE in os.environ:
         # imported here because most jobs leave no run
@@ -173,7 +176,7 @@ def _store_of_first(
     """Return rank 0's address and a port, at which rank 0 creates torch.distributed's store for
     all ranks.
     """
-    alone = len({slot.host for slot in slots}) == 1
+    alone = len({slot.host for slot in slots}) <= 1
     if alone and not job["elsewhere"]:
         return "127.0.0.1", job["port"]  # a port of the driver's host
     if rank == 0:
@@ -286,7 +289,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         del args, kwargs
         if "farandole.job.report.figures" in sys.modules:
             sys.modules["farandole.job.report.figures"].FigureManager.pyplot_show()
-        if job["first_only"] and rank:
+        if job["first_only"] and rank and not job["elastic"]:
             result = None
         packed = pickling.pack(
             result, f"the result of {getattr(function, '__qualname__', 'the function')!r}"

@@ -1,8 +1,8 @@
 """The loop of elastic programs: synchronise the state, train, and start again when ranks have
 changed.
 
-Jobs have a fixed size so far, so ``run`` starts again only when the program itself reports that
-hosts have changed.
+In a job of a fixed size, ``run`` starts again only when the program itself reports that hosts have
+changed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from farandole.job import context
 from farandole.job.context.reinit import reinitialize
 from farandole.job.elastic.changes import HostUpdateResult as HostUpdateResult
 
+_SURVIVED = (HostsUpdatedInterrupt, HorovodInternalError)
 FIXED = (
     "elastic.run: this job has a fixed size (%d rank%s). The state is synchronized, committed and"
     " restored as in an elastic job, but ranks are not added or replaced: a rank that fails ends"
@@ -28,14 +29,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``train(state, ...)`` so that it starts from rank 0's state on all ranks.
 
     ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is
-    called. Returns the result of the function. HorovodInternalError ends the job, as a lost rank is
-    not replaced. HostsUpdatedInterrupt (the program called ``state.on_hosts_updated``) initialises
-    the same ranks again, with their process sets, calls the state's reset callbacks, and continues
-    training.
+    called. Returns the result of the function.
+
+    In an elastic job (``min_np``), a lost rank raises HorovodInternalError on the others: they
+    restore the last commit, form the job again without it, in the same processes, and continue.
+    HostsUpdatedInterrupt, raised by ``state.commit()`` when hosts come or go, does the same without
+    restoring. Then the state's reset callbacks run.
+
+    In a job of a fixed size, HorovodInternalError ends the job, and HostsUpdatedInterrupt (the
+    program called ``state.on_hosts_updated``) initialises the same ranks again.
     """
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.is_elastic():
+            return _loop(func, reinitialize, _SURVIVED, state, args, kwargs)
         if context.rank() == 0:
             _say_fixed(context.size())
         return _loop(func, reinitialize, (HostsUpdatedInterrupt,), state, args, kwargs)
@@ -65,9 +73,19 @@ def _loop(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    skip_sync = False
+    """Call ``func`` again after each error in ``survived``.
+
+    In an elastic job, all ranks synchronize the state, or none does: a rank that could do without
+    would otherwise leave the others waiting.
+    """
+    skip_sync = is_reset = False
     while True:
         try:
+            if is_reset:
+                is_reset = False
+                state.on_reset()
+            if context.is_elastic():
+                skip_sync = context.agree(skip_sync)
             if not skip_sync:
                 state.sync()
             return func(state, *args, **kwargs)
@@ -75,8 +93,19 @@ def _loop(
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if isinstance(error, HorovodInternalError):
                 state.restore()
-        reset()
-        state.on_reset()
+        _reset(reset)
+        is_reset = True
+
+
+def _reset(reset: Callable[[], object]) -> None:
+    """Call ``reset``, in an elastic job again while ranks are lost meanwhile."""
+    while True:
+        try:
+            reset()
+            return
+        except HorovodInternalError:
+            if not context.is_elastic():
+                raise
 
 
 @functools.cache  # logged once

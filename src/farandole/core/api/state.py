@@ -51,6 +51,7 @@ class State:
     def commit(self) -> None:
         """Save, and check whether hosts were added or removed."""
         self.save()
+        context.count_commit()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -58,6 +59,8 @@ class State:
         Collective.
         """
         last, changes = self._last_update, 0
+        if context.is_elastic() and self._rank() == 0 and (notice := context.notice()):
+            self._messages.put(notice)
         while not self._messages.empty():
             timestamp, change = self._messages.get()
             if timestamp > last:

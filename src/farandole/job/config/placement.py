@@ -33,3 +33,10 @@ class Connection(Variables):
         "", "the job's secret, in hex; with the prefix tls:, connections are encrypted"
     )
     launcher: str = setting("", "name of the launcher that started this process")
+    member: int = setting(
+        -1, "number of this process in an elastic job; -1: the job has a fixed size", least=-1
+    )
+
+    def number(self, rank: int) -> int:
+        """Return the number by which the driver knows this process, whose rank is ``rank``."""
+        return self.member if self.member >= 0 else rank

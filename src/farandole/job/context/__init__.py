@@ -15,6 +15,10 @@ from farandole.job.context.lifecycle import end_checks as end_checks
 from farandole.job.context.lifecycle import init as init
 from farandole.job.context.lifecycle import shutdown as shutdown
 from farandole.job.context.lifecycle import unread_failures as unread_failures
+from farandole.job.context.membership import agree as agree
+from farandole.job.context.membership import count_commit as count_commit
+from farandole.job.context.membership import is_elastic as is_elastic
+from farandole.job.context.membership import notice as notice
 from farandole.job.context.parameter_servers import leave_servers as leave_servers
 from farandole.job.context.parameter_servers import peer_server as peer_server
 from farandole.job.context.parameter_servers import return_to_servers as return_to_servers

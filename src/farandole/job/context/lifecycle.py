@@ -13,12 +13,13 @@ from farandole.base.contracts import Transport
 from farandole.core.engine import Engine
 from farandole.core.observe.exchanges import ExchangeCounts
 from farandole.core.transports import shm
-from farandole.errors import HorovodInternalError
+from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.rank_variables import PROCESS
 from farandole.job.context import (
     communicator,
     environment,
+    membership,
     parameter_servers,
     session,
     wiring,
@@ -78,7 +79,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _check_process_sets(process_sets)
         if placement.size > 1:
             keep_freed_memory()
-        transport = _connect(placement, connection, settings)
+        if connection.member >= 0:
+            placement, transport = _join(placement, connection, settings)
+        else:
+            transport = _connect(placement, connection, settings)
         enter(placement, settings, transport, connection)
         try:
             for process_set in process_sets or ():
@@ -121,6 +125,22 @@ def _check_process_sets(process_sets: Any) -> None:
                 " like ProcessSet([0, 1]), which you can then pass to collectives, or"
                 ' "dynamic"'
             )
+
+
+def _join(
+    placement: Placement, connection: Connection, settings: Settings
+) -> tuple[Placement, Transport]:
+    """Return the placement in the next membership of an elastic job that could be formed, and its
+    transport.
+    """
+    client = session.open_store(placement, connection)
+    while True:
+        placement = membership.await_placement(client, connection, settings)
+        try:
+            return placement, _connect(placement, connection, settings)
+        except (HorovodInternalError, RendezvousError, OSError) as error:
+            number = placement.generation
+            log.logger.info("membership %d could not be formed: %s", number, error)
 
 
 def _connect(placement: Placement, connection: Connection, settings: Settings) -> Transport:

@@ -1,9 +1,11 @@
-"""Leaving and rejoining the job in the middle of training, with the same ranks."""
+"""Leaving and rejoining the job in the middle of training, with the same ranks or others."""
 
 from __future__ import annotations
 
 import copy
 
+from farandole.base.log import logger
+from farandole.errors import ranks_named
 from farandole.job.context import exchanges, process_set, session
 from farandole.job.context.lifecycle import init, shutdown
 
@@ -12,8 +14,9 @@ def reinitialize() -> None:
     """Call ``shutdown()`` and ``init()`` with the registered process sets; the program's objects
     stay valid.
 
-    All ranks must call this. The check for exchanged gradients belongs to the job's end and is
-    skipped here.
+    All ranks must call this. In an elastic job, this process gets its place in the next membership;
+    a set with a rank that no longer exists is not registered. The check for exchanged gradients
+    belongs to the job's end and is skipped here.
     """
     counts = exchanges.exchange_counts()
     so_far = copy.copy(counts)
@@ -23,5 +26,14 @@ def reinitialize() -> None:
     shutdown()
     init(process_sets="dynamic" if dynamic else None)
     exchanges.exchange_counts().continue_from(so_far)
+    size = session.size()
     for each in process_sets:
+        if each.mpi_comm is None and max(each.ranks or [0]) >= size:
+            logger.warning(
+                "the process set of %s no longer exists: the job now has %d ranks. Register another"
+                " one",
+                ranks_named(each.ranks or []),
+                size,
+            )
+            continue
         process_set.register(each)

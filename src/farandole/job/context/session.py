@@ -90,7 +90,7 @@ def open_store(placement: Placement, connection: Connection) -> StoreClient:
         return _store
     client = StoreClient(connection.store, connection.secret)
     use_store(client)
-    reporter.install(client, placement.rank)
+    reporter.install(client, connection.number(placement.rank))
     return client
 
 

@@ -17,7 +17,7 @@ from farandole.base.log import logger
 from farandole.core import collectives
 from farandole.core.collectives.hierarchical import Hierarchical, slices
 from farandole.core.transports import shm
-from farandole.errors import RendezvousError, SettingsError
+from farandole.errors import PeerLostError, RendezvousError, SettingsError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.plugins import registry
 from farandole.job.report import keys
@@ -267,6 +267,13 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     return sorted(hosts.values())
 
 
+def check_members(client: KeyValueStore, placement: Placement) -> None:
+    """Raise PeerLostError if a member of this elastic job's membership has been lost."""
+    number = placement.generation
+    if number and client.try_get(keys.broken(number)) is not None:
+        raise PeerLostError(f"a member of membership {number} of this elastic job was lost")
+
+
 def share(
     client: KeyValueStore, placement: Placement, topic: str, message: str, timeout: float
 ) -> list[str]:
@@ -279,6 +286,7 @@ def share(
     deadline = monotonic() + timeout
     looked = False
     while True:
+        check_members(client, placement)
         finished = set(json.loads(client.try_get(keys.FINISHED) or b"[]")) if looked else set()
         messages = client.gather(
             f"share/{topic}", placement.size, max(0.0, min(_LOOK, deadline - monotonic()))

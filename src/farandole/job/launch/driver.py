@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from farandole.base import log
 from farandole.base.log import logger
-from farandole.base.package import PYTHON
-from farandole.base.types import Slot
-from farandole.errors import JobFailedError
-from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.doubts import doubts
-from farandole.job.config.fields import variables
 from farandole.job.config.rank_variables import RUN_VARIABLE
 from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams
-from farandole.job.launch.output import OutputStreams, is_terminal
 from farandole.job.launch.plan import check_np
+from farandole.job.launch.preparation import (
+    describe,
+    environment,
+    output_streams,
+    pack,
+    results,
+    title,
+    visible_log,
+    worker_command,
+)
 from farandole.job.launch.watch import Interrupted, Watch
 from farandole.job.plugins import registry
-from farandole.job.report import keys, pickling
+from farandole.job.report import keys
 from farandole.net import handshake
-from farandole.net.store import StoreServer
-from farandole.net.store.ports import free_port
 
-if TYPE_CHECKING:
-    import logging
-
-__all__ = ["Interrupted", "run"]
+__all__ = ["Interrupted", "run", "worker_command"]
 
 
 def run(job: Job) -> list[Any]:
@@ -51,33 +46,26 @@ def run(job: Job) -> list[Any]:
 
 def _run(job: Job) -> list[Any]:
     open_standard_streams()
+    if job.elastic is not None:
+        # Imported here because most jobs have a fixed size.
+        from farandole.job.launch.elastic.driver import run_elastic
+
+        return run_elastic(job, job.elastic)
     display = job.display
     check_np(job.np)
-    request = JobRequest(job.np, _title(job), job.hosts, job.settings.start_timeout, job.settings)
+    request = JobRequest(job.np, title(job), job.hosts, job.settings.start_timeout, job.settings)
     launcher = _launcher(job, request)
     check_open_files(job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_visible_log())
+        stack.enter_context(visible_log())
         for doubt in doubts(job.settings, {**os.environ, **job.env}):
             logger.warning("%s", doubt)
-        function = None if job.call is None else _pack(job)
+        function = None if job.call is None else pack(job)
         allocation = launcher.allocate(request)
         if display.verbose or (allocation.remote and not display.quiet):
             encrypted = ", encrypted (--tls)" if job.settings.tls else ""
             display.note(f"{allocation.describe()}{encrypted}")
-        streams = OutputStreams(
-            job.np,
-            display.out,
-            display.err,
-            messages=display.messages,
-            directory=display.output_dir,
-            files=display.files,
-            timestamp=display.prefix_timestamp,
-            shown=display.show_ranks,
-        )
-        stack.callback(streams.close)
-        for note in [] if display.quiet else streams.notes:
-            display.note(note)
+        streams = stack.enter_context(output_streams(job))
         secret = handshake.new_secret(tls=job.settings.tls)
         store = allocation.listen(secret)
         stack.callback(store.close)
@@ -88,15 +76,15 @@ def _run(job: Job) -> list[Any]:
             store.set(keys.FUNCTION, function)
             function = None
         watch = stack.enter_context(Watch(job, store, streams))
-        env = {**_environment(job, store, secret, launcher.name), **watch.watched_by()}
+        env = {**environment(job, store, secret, launcher.name), **watch.watched_by()}
         watch.follow(allocation.start(worker_command(), env), env)
         slots = watch.await_slots(allocation)
         advice = "" if display.quiet else allocation.advice()
         if advice:
             display.note(advice)
-        store.set(keys.JOB, _describe(job, slots, elsewhere=allocation.remote))
+        store.set(keys.JOB, describe(job, slots, elsewhere=allocation.remote))
         watch.until_done()
-        return [] if job.call is None else _results(store, slots)
+        return [] if job.call is None else results(store, slots)
 
 
 def _launcher(job: Job, request: JobRequest) -> Launcher:
@@ -108,126 +96,3 @@ def _launcher(job: Job, request: JobRequest) -> Launcher:
         else registry.load("launcher", job.launcher)()
     )
     return found
-
-
-def _results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
-    """Return the function's results by rank."""
-    results = []
-    for slot in slots:
-        data = store.pop(keys.result(slot.rank))
-        if data is None:
-            raise JobFailedError(
-                f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned"
-                " (os._exit or exec)",
-                rank=slot.rank,
-                host=slot.host,
-            )
-        try:
-            results.append(pickling.unpack(data))
-        except Exception as error:  # the classes in it may raise any error
-            raise JobFailedError(
-                f"the result of rank {slot.rank} on {slot.host} cannot be unpickled here:"
-                f" {type(error).__name__}: {error}; return plain data (numbers, arrays,"
-                " state_dicts)",
-                rank=slot.rank,
-                host=slot.host,
-            ) from error
-    return results
-
-
-def _pack(job: Job) -> bytes:
-    """Return the pickled call, with a warning if it is large."""
-    assert job.call is not None
-    what = _what(job.call[0])
-    packed = pickling.pack_call(job.call)
-    if 0 < job.heavy < len(packed):
-        logger.warning("%s", pickling.weigh(job.call, what, len(packed)))
-    return packed
-
-
-def _title(job: Job) -> str:
-    return (
-        os.path.basename(job.command[0])
-        if job.call is None
-        else getattr(job.call[0], "__name__", "a function")
-    )
-
-
-def worker_command() -> list[str]:
-    """Return the command that every launcher starts.
-
-    ``-P`` keeps a user's file named ``json.py`` from shadowing the standard library.
-    """
-    return [
-        sys.executable,
-        *(["-P"] if sys.version_info >= (3, 11) else []),
-        "-m",
-        "farandole.job.worker",
-    ]
-
-
-def _what(function: Callable[..., Any]) -> str:
-    return f"the function {getattr(function, '__qualname__', repr(function))!r} with its arguments"
-
-
-def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
-    path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
-    places = [
-        [s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size]
-        for s in slots
-    ]
-    facts = {
-        "command": list(job.command),
-        "slots": places,
-        "path": path,
-        "elsewhere": elsewhere,
-        "python": PYTHON,
-        "port": free_port(),
-    }
-    cell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-    return json.dumps({**facts, "first_only": job.first_only, "cell": cell}).encode()
-
-
-def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
-    placement, connection = (
-        Placement(size=job.np),
-        Connection(store=store.address, secret=secret, launcher=launcher),
-    )
-    adjustable = variables(Settings)
-    known = variables(Placement, Connection) | adjustable  # those are read into the settings
-    mine = {name: value for name, value in job.env.items() if name not in known}
-    set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
-    own_variables = {
-        **placement.to_env(),
-        **connection.to_env(),
-        **job.settings.to_env(set_by_user),
-    }
-    return {**mine, **own_variables, "PYTHONUNBUFFERED": "1"}
-
-
-@contextlib.contextmanager
-def _visible_log() -> Iterator[None]:
-    """Show warnings on stderr during a job, even if the program has not set up logging."""
-    added: list[logging.Handler] = []
-
-    def show(found: logging.Logger) -> None:
-        import logging
-
-        strangers = [
-            handler for handler in found.handlers if not isinstance(handler, logging.NullHandler)
-        ]
-        if strangers or logging.getLogger().handlers:
-            return
-        handler = logging.StreamHandler(sys.stderr)
-        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # the line may hold a status line
-        handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
-        found.addHandler(handler)
-        added.append(handler)
-
-    log.prepare(show)
-    try:
-        yield
-    finally:
-        log.forget(show)
-        for handler in added:
-            logger.removeHandler(handler)

@@ -12,6 +12,7 @@ from farandole.errors import SettingsError, did_you_mean
 from farandole.job.config import Settings
 from farandole.job.config.fields import settings_of
 from farandole.job.config.output_files import of_outer_job
+from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.contract import Launcher
 from farandole.job.launch.display import Display
 
@@ -35,6 +36,7 @@ class Job(NamedTuple):
     # Size in bytes from which a pickled call causes a warning that names its large parts; 0
     # disables it.
     heavy: int = 0
+    elastic: ElasticPlan | None = None  # None: the job has a fixed size
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

@@ -330,7 +330,7 @@ class OutputStreams:
             (rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")
         }
         self._timestamp = timestamp
-        self._shown = range(size) if shown is None else frozenset(shown)
+        self._shown = None if shown is None else frozenset(shown)
         self.out = Console(out)
         # out and err on one terminal share its cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
@@ -342,6 +342,13 @@ class OutputStreams:
         self._held: dict[int, tuple[float, str]] = {}
         self.ending: set[int] = set()  # failed ranks, whose tracebacks stay held back
         self.before_write: Callable[[], None] = lambda: None  # removes a status line
+
+    def add_rank(self, rank: int) -> None:
+        """Add the streams of a process that starts later, if they do not exist."""
+        if (rank, "stdout") not in self._lines:
+            self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}
+            for each in self._files:
+                each.add(rank, f"rank.{rank}")
 
     def add_server(self, rank: int, number: int) -> None:
         """Add the streams of a parameter server under the number ``rank``, which follows the
@@ -444,7 +451,8 @@ class OutputStreams:
         self._write((rank, "stderr"), self._held.pop(rank)[1])
 
     def _write(self, key: Key, text: str, progress: bool = False) -> None:
-        if key[0] not in self._shown and key[0] not in self._servers:
+        hidden = self._shown is not None and key[0] not in self._shown
+        if hidden and key[0] not in self._servers:
             return
         self.before_write()
         stamp = time.ctime() if self._timestamp else ""

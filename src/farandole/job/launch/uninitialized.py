@@ -30,7 +30,9 @@ class UninitializedRanks:
         self._framework = ""
         self._began = time.monotonic()
         self._after = FIRST
-        self._is_over = job.np == 1 or not job.command or job.settings.check == "off"
+        # Ranks of an elastic job count their sessions by membership.
+        self._unknown = job.np == 1 or job.settings.check == "off" or job.elastic is not None
+        self._is_over = self._unknown or not job.command
 
     def look(self, workers: Sequence[Worker]) -> None:
         """Look for a framework, if it is time and none has been found."""
@@ -44,7 +46,7 @@ class UninitializedRanks:
         """Return the message for the user at the end of the job; empty if there is nothing to
         report.
         """
-        if self._job.np == 1 or self._job.settings.check == "off" or self._has_joined():
+        if self._unknown or self._has_joined():
             return ""
         reported = self._store.get(keys.UNINITIALIZED)
         name = self._framework if reported is None else bytes(reported).decode("utf-8", "replace")

@@ -67,3 +67,35 @@ def server(scope: str, index: int) -> str:
 def servers(scope: str) -> str:
     """Return the prefix of all parameter servers' keys."""
     return f"servers/{scope}/at" if scope else "servers/at"
+
+
+NOW = "membership/now"  # the number of the present membership of an elastic job
+
+
+def membership(number: int) -> str:
+    """Return the key of a membership of an elastic job (``elastic.membership``)."""
+    return f"membership/{number}"
+
+
+def broken(number: int) -> str:
+    """Return the key set by the driver when a membership has lost a member."""
+    return f"membership/{number}/broken"
+
+
+def notice(number: int) -> str:
+    """Return the key set by the driver when the ranks of a membership have to leave it at their
+    next commit: the change of hosts and its time, JSON.
+    """
+    return f"membership/{number}/notice"
+
+
+def ready(process: int) -> str:
+    """Return the key set by a process that waits for its next membership, JSON: the number of its
+    last membership (0: none), and its number of commits.
+    """
+    return f"ready/{process}"
+
+
+def start(process: int) -> str:
+    """Return the key of the placement with which a process of an elastic job starts, JSON."""
+    return f"start/{process}"

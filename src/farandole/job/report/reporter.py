@@ -110,7 +110,8 @@ def install_early() -> None:
     """
     if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
         connection = Connection.from_env()
-        install(_Caller(connection.store, connection.secret), Placement.from_env().rank)
+        number = connection.number(Placement.from_env().rank)
+        install(_Caller(connection.store, connection.secret), number)
 
 
 def caught(failures: Sequence[BaseException]) -> None:

@@ -1,0 +1,116 @@
+"""This process in the memberships of an elastic job: it waits for them, joins them, and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from farandole.base import log
+from farandole.base.log import logger
+from farandole.base.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.core.engine import Entry
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
+from farandole.job.config.torchrun import torch_variables
+from farandole.job.context import session
+from farandole.job.report import keys
+from farandole.net.store import StoreClient
+
+if TYPE_CHECKING:
+    from farandole.job.elastic.membership import Membership
+
+_FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
+_AGREEMENT = "elastic.agreement"
+
+
+class _Standing:
+    """The state of this process in its job.
+
+    ``number`` is the last membership that it has tried to join (0: none); ``commits`` counts the
+    commits of its state.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.commits = 0
+
+
+_standing = _Standing()
+
+
+def is_elastic() -> bool:
+    """Return whether this process belongs to a job whose ranks come and go."""
+    return Connection.from_env().member >= 0
+
+
+def count_commit() -> None:
+    """Record that this process has saved its state."""
+    _standing.commits += 1
+
+
+def await_placement(client: StoreClient, connection: Connection, settings: Settings) -> Placement:
+    """Return the placement of this process in the next membership, and set its variables.
+
+    Ends the process with exit code 0 if it has been removed from the job.
+    """
+    # Imported here because most jobs have a fixed size.
+    from farandole.job.elastic.membership import placements
+
+    report = json.dumps([_standing.number, _standing.commits])
+    client.set(keys.ready(connection.member), report.encode())
+    membership = _next_membership(client, connection.member)
+    _standing.number = membership.number
+    placement = placements(membership)[membership.processes.index(connection.member)]
+    os.environ.update(placement.to_env(variables(Placement)))
+    os.environ.update(torch_variables(placement, "127.0.0.1", membership.port))
+    who = f"rank {placement.rank}"
+    log.configure(settings.log_level, who=who, hide_time=settings.log_hide_time)
+    return placement
+
+
+def _next_membership(client: StoreClient, process: int) -> Membership:
+    """Wait for the next membership that includes this process, and return it."""
+    from farandole.job.elastic.membership import Membership
+
+    seen = _standing.number
+    while True:
+        client.get(keys.membership(seen + 1), _FOREVER)
+        seen = int(client.get(keys.NOW, _FOREVER))
+        membership = Membership.from_bytes(client.get(keys.membership(seen), _FOREVER))
+        if process in membership.processes:
+            return membership
+        if _standing.number:
+            logger.info("process %d has been removed from the elastic job", process)
+            sys.exit(0)
+
+
+def notice() -> tuple[float, int] | None:
+    """Return the time and the kind of a change of hosts (a ``HostUpdateResult``) for which the
+    ranks have to leave their membership at the next commit; None if there is none.
+    """
+    client = session.store()
+    if client is None or not session.takes_part():
+        return None
+    data = client.try_get(keys.notice(session.placement().generation))
+    if data is None:
+        return None
+    when, change = json.loads(data)
+    return float(when), int(change)
+
+
+def agree(has_state: bool) -> bool:
+    """Return whether all ranks have the state of the last commit, i.e. none has to receive it.
+
+    ``has_state``: whether this rank has it. Afterwards all ranks count the same commits.
+    Collective.
+    """
+    import numpy as np
+
+    whole = session.current().engine
+    values: Any = np.array([not has_state, _standing.commits], np.int64)
+    request = Request(_AGREEMENT, Kind.ALLREDUCE, DType.INT64, values.shape, ReduceOp.MAX)
+    whole.run([Entry(request, Buffer(values, values, DType.INT64))])
+    _standing.commits = int(values[1])
+    return not values[0]

@@ -1,0 +1,364 @@
+"""The coordinator of an elastic job: it decides which processes run, and who is a member. Pure.
+
+Events go in (hosts were listed, a process has ended, a process waits for the next membership), with
+their times; ``decide`` returns what the driver has to do. The rules are Horovod's, except that
+
+- survivors that are fewer than ``min_np`` wait for new processes, which are counted in together
+  with them: all ranks of a membership take part in the same synchronization (hvd#3494);
+- the failed process of a job's only host is replaced, and the others stay;
+- rank 0 is the survivor with the most commits, so that no commit is lost that any rank has
+  completed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from farandole.errors import counted
+from farandole.job.elastic.changes import HostUpdateResult
+from farandole.job.elastic.decisions import (
+    Break,
+    Decision,
+    Finish,
+    GiveUp,
+    Notify,
+    Publish,
+    Start,
+    Stop,
+)
+from farandole.job.elastic.hosts import HostPool
+from farandole.job.elastic.membership import (
+    Member,
+    Membership,
+    arrange,
+    count_by_host,
+    free_local_rank,
+    placements,
+)
+from farandole.job.elastic.options import ElasticOptions
+
+# Seconds for which processes that are ready to join wait for others that were started with them.
+TOGETHER = 10.0
+# Broken memberships in a row without a commit in between, after which the program is at fault.
+FRUITLESS = 10
+
+
+class _Ready(NamedTuple):
+    """A process that waits for the membership after number ``after``."""
+
+    after: int
+    commits: int
+    since: float
+
+
+class Coordinator:
+    """The state of one job.
+
+    ``fixed``: whether the hosts will never change, so that it is useless to wait for others.
+    ``jitter``: see ``HostPool``.
+    """
+
+    def __init__(
+        self,
+        options: ElasticOptions,
+        hosts: Mapping[str, int],
+        now: float,
+        *,
+        fixed: bool = False,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.membership = Membership(0, ())
+        self.finished: set[int] = set()  # members that have ended with exit code 0
+        self.lost: set[int] = set()  # members of the present membership that have failed
+        self._options = options
+        self._fixed = fixed
+        self._pool = HostPool(hosts, options.cooldown, jitter)
+        self._alive: dict[int, Member] = {}
+        self._leaving: set[int] = set()  # processes that were removed or stopped
+        self._ready: dict[int, _Ready] = {}
+        self._started = 0
+        self._resets = 0
+        self._broken = False  # whether the present membership has lost a member
+        self._notified = False
+        self._fruitless = 0
+        self._commits = 0
+        self._short_since = now
+        self._over = False
+
+    # ---- events ----
+
+    def list_hosts(self, hosts: Mapping[str, int]) -> None:
+        """Record the hosts that exist now, with their slots."""
+        self._pool.listed = dict(hosts)
+
+    def end(self, process: int, ok: bool, now: float) -> None:
+        """Record that a process has ended; ``ok``: with exit code 0."""
+        member = self._alive.pop(process, None)
+        self._ready.pop(process, None)
+        if member is None or process in self._leaving:
+            return
+        if process not in self.membership.processes:
+            self._pool.start_failed(member.host, now)
+        elif ok:
+            self.finished.add(process)
+        else:
+            self.lost.add(process)
+            self._pool.member_failed(member.host, now)
+
+    def ready(self, process: int, after: int, commits: int, now: float) -> None:
+        """Record that a process waits for the membership after ``after`` (0: its first), with
+        the number of ``commits`` of its state.
+        """
+        if process in self._alive:
+            self._ready[process] = _Ready(after, commits, now)
+
+    # ---- decisions ----
+
+    def decide(self, now: float) -> list[Decision]:
+        """Return what to do now, in this order. After ``Finish`` or ``GiveUp`` there is no more."""
+        if self._over:
+            return []
+        decisions = self._begin(now) if not self.membership.number else self._continue(now)
+        self._over = any(isinstance(each, Finish | GiveUp) for each in decisions)
+        return decisions
+
+    def _begin(self, now: float) -> list[Decision]:
+        """Start the first membership once there are ``np`` slots."""
+        options, slots = self._options, self._pool.available(now)
+        there = sum(slots.values())
+        if there < options.np:
+            if not self._fixed and now < self._short_since + options.timeout:
+                return []
+            return [
+                GiveUp(
+                    f"{counted(there, 'slot')} of {options.np} were there after"
+                    f" {now - self._short_since:.0f} s",
+                    "Check the hosts, lower -np, or raise --elastic-timeout",
+                )
+            ]
+        starts = self._starts(now)
+        members = arrange((), [start.member for start in starts])
+        return [*starts, *self._publish(members, now)]
+
+    def _continue(self, now: float) -> list[Decision]:
+        decisions = self._stops(now)
+        stayers, leavers = self._split(now)
+        if not self._is_running():
+            return [*decisions, *self._conclude()]
+        if not self.finished:
+            decisions += self._starts(now)
+        changed = bool(self.lost) or any(self._has_left(each) for each in stayers)
+        if changed and not self._broken:
+            self._broken = True
+            decisions.append(Break(self.membership.number))
+        if not changed and not self._notified:
+            return decisions + self._notice(stayers, leavers, now)
+        if not all(self._has_left(member) for member in stayers):
+            return decisions
+        if not stayers and self._live_members():  # their hosts may be listed again
+            return decisions + self._await_more(0, now)
+        return decisions + self._next(stayers, now)
+
+    def _is_running(self) -> bool:
+        """Return whether a member of the present membership is left."""
+        return any(process in self._alive for process in self.membership.processes)
+
+    def _has_left(self, member: Member) -> bool:
+        """Return whether a member waits for the membership after the present one."""
+        found = self._ready.get(member.process)
+        return found is not None and found.after >= self.membership.number
+
+    def _stops(self, now: float) -> list[Decision]:
+        """Stop the processes of hosts that are left out, and newcomers whose host has gone.
+
+        Members whose host is no longer listed leave in order.
+        """
+        members = set(self.membership.processes)
+        stops: list[Decision] = []
+        for process, member in self._alive.items():
+            listed = member.host in self._pool.listed or process not in members
+            if process not in self._leaving and listed and not self._pool.slots(member.host, now):
+                self._leaving.add(process)
+                stops.append(Stop(process))
+        return stops
+
+    def _split(self, now: float) -> tuple[list[Member], list[Member]]:
+        """Return the members that stay, and those whose slots have gone."""
+        stayers: list[Member] = []
+        leavers: list[Member] = []
+        room = self._pool.available(now)
+        for member in self._live_members():
+            left = room.get(member.host, 0)
+            room[member.host] = left - 1
+            (stayers if left > 0 else leavers).append(member)
+        if not stayers and any(each.process in self._ready for each in self._newcomers(now)):
+            return leavers[:1], leavers[1:]  # one stays to hand over the state
+        return stayers, leavers
+
+    def _live_members(self) -> list[Member]:
+        """Return the members that are running and were not asked to leave, in rank order."""
+        return [
+            member
+            for member in self.membership.members
+            if member.process in self._alive and member.process not in self._leaving
+        ]
+
+    def _newcomers(self, now: float) -> list[Member]:
+        """Return the processes that are no members yet, on hosts that still exist."""
+        members = set(self.membership.processes)
+        return [
+            member
+            for process, member in self._alive.items()
+            if process not in members
+            and process not in self._leaving
+            and self._pool.slots(member.host, now)
+        ]
+
+    def _starts(self, now: float) -> list[Start]:
+        """Start processes at the free slots, up to ``max_np``."""
+        working = [*self._split(now)[0], *self._newcomers(now)]
+        slots = self._pool.available(now)
+        room = (self._options.max_np or sum(slots.values())) - len(working)
+        counts, new = dict(count_by_host(working)), list[Member]()
+        taken: dict[str, set[int]] = {}
+        for member in self._alive.values():
+            taken.setdefault(member.host, set()).add(member.local_rank)
+        for host, number in slots.items():
+            if not self._pool.may_start(host, now):
+                continue
+            while counts.get(host, 0) < number and room > 0:
+                local_rank = free_local_rank(taken.setdefault(host, set()))
+                taken[host].add(local_rank)
+                new.append(Member(self._started, host, local_rank))
+                self._started += 1
+                counts[host] = counts.get(host, 0) + 1
+                room -= 1
+        if not new:
+            return []
+        self._alive |= {member.process: member for member in new}
+        expected = arrange(self._split(now)[0], self._newcomers(now))
+        found = placements(Membership(self.membership.number + 1, expected))
+        by_process = {each.process: where for each, where in zip(expected, found, strict=True)}
+        return [Start(member, by_process[member.process]) for member in new]
+
+    def _notice(
+        self, stayers: Sequence[Member], leavers: Sequence[Member], now: float
+    ) -> list[Decision]:
+        """Ask the members for a change that none of them has made necessary."""
+        if self.finished:
+            return []
+        joiners = self._joiners(stayers, now)
+        if len(stayers) + len(joiners) < self._options.min_np or not (leavers or joiners):
+            return []
+        self._notified = True
+        change = HostUpdateResult.no_update
+        if joiners:
+            change |= HostUpdateResult.added
+        if leavers:
+            change |= HostUpdateResult.removed
+        return [Notify(self.membership.number, change)]
+
+    def _joiners(self, stayers: Sequence[Member], now: float) -> list[Member]:
+        """Return the newcomers to count in, if all that were started have arrived or it is time."""
+        newcomers = self._newcomers(now)
+        ready = [member for member in newcomers if member.process in self._ready]
+        if len(ready) < len(newcomers):
+            first = min((self._ready[each.process].since for each in ready), default=now)
+            if now < first + TOGETHER:
+                return []
+        return self._fitting(stayers, ready)
+
+    def _fitting(self, stayers: Sequence[Member], ready: Sequence[Member]) -> list[Member]:
+        most = self._options.max_np
+        return list(ready if most is None else ready[: max(0, most - len(stayers))])
+
+    def _next(self, stayers: Sequence[Member], now: float) -> list[Decision]:
+        """Publish the next membership, or wait for more processes."""
+        if not stayers:
+            return self._conclude()
+        newcomers = [each for each in self._newcomers(now) if each.process in self._ready]
+        joiners = [] if self.finished else self._fitting(stayers, newcomers)
+        if len(stayers) + len(joiners) < self._options.min_np and not self.finished:
+            return self._await_more(len(stayers) + len(joiners), now)
+        commits = {each.process: self._ready[each.process].commits for each in stayers}
+        most = max(commits.values())
+        self._fruitless = self._fruitless + 1 if self._broken and most == self._commits else 0
+        self._commits = most
+        if self._fruitless >= FRUITLESS:
+            return [
+                GiveUp(
+                    f"{FRUITLESS} memberships in a row were lost without a commit",
+                    "Commit more often, or correct the program",
+                )
+            ]
+        limit = self._options.reset_limit
+        if limit is not None and self._resets >= limit:
+            return [
+                GiveUp(
+                    "Horovod was shutdown because number of resets during elastic job exceeded"
+                    f" limit: {limit}",
+                    "Raise --reset-limit",
+                )
+            ]
+        self._resets += 1
+        first = next(each.process for each in stayers if commits[each.process] == most)
+        return self._publish(arrange(stayers, joiners, first), now)
+
+    def _await_more(self, there: int, now: float) -> list[Decision]:
+        least, timeout = self._options.min_np, self._options.timeout
+        if self._short_since < 0:
+            self._short_since = now
+        if self._fixed and self._pool.possible() < least:
+            hosts = ", ".join(self._pool.left_out())
+            return [
+                GiveUp(
+                    f"{counted(there, 'rank')} of at least {least} can go on, and {hosts} will"
+                    " not be used again after a failure",
+                    "Give more hosts, or a time after which a host is tried again"
+                    " (--cooldown-range 10:100)",
+                )
+            ]
+        if now < self._short_since + timeout:
+            return []
+        return [
+            GiveUp(
+                f"{counted(there, 'rank')} of at least {least} were there for {timeout:.0f} s",
+                "Provide more hosts, lower --min-np, or raise --elastic-timeout",
+            )
+        ]
+
+    def _publish(self, members: tuple[Member, ...], now: float) -> list[Decision]:
+        """Make ``members`` the present membership."""
+        kept = {member.process for member in members}
+        removed = tuple(
+            process
+            for process in self.membership.processes
+            if process in self._alive and process not in kept
+        )
+        self._leaving |= set(removed)
+        self.membership = Membership(self.membership.number + 1, members, removed)
+        self.lost, self._broken, self._notified, self._short_since = set(), False, False, -1.0
+        return [Publish(self.membership)]
+
+    def _conclude(self) -> list[Decision]:
+        """End the job: no member of the present membership is left that can go on.
+
+        Rank 0 usually writes the results, so its success decides.
+        """
+        running = [process for process in self._alive if process not in self._leaving]
+        self._leaving |= set(running)
+        stops: list[Decision] = [Stop(process) for process in running]
+        members = self.membership.processes
+        if members[0] in self.finished:
+            return [*stops, Finish()]
+        if self.finished & set(members):
+            return [*stops, GiveUp("rank 0 has not finished, and others have")]
+        return [
+            *stops,
+            GiveUp(
+                "no rank is left that has the state of the training",
+                "Start the job again from a checkpoint",
+            ),
+        ]

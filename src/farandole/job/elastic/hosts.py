@@ -1,0 +1,84 @@
+"""The hosts of an elastic job: their slots, and how long failed ones are left out. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+
+# Seconds before a failed process of the job's only host is replaced; twice as long after each
+# further process that failed before it was a member.
+ONLY_HOST, LONGEST = 1.0, 60.0
+
+
+class HostPool:
+    """The available hosts.
+
+    ``cooldown``: the least and most seconds for which a failed host is left out; None: for ever.
+    ``jitter`` returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, int],
+        cooldown: tuple[float, float] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.listed = dict(hosts)
+        self._cooldown = cooldown
+        self._jitter = jitter
+        self._failures: dict[str, int] = {}
+        self._banned: dict[str, float] = {}  # by host, the time until which it is left out
+        self._resting: dict[str, float] = {}  # the time until which no process is started there
+
+    def member_failed(self, host: str, now: float) -> None:
+        """Leave a host out because a member failed there.
+
+        The only host of a job is kept, and gets a new process after a second.
+        """
+        if len(self.listed) == 1 and host in self.listed:
+            self._failures.pop(host, None)
+            self._rest(host, now, ONLY_HOST)
+            return
+        number = self._failures.get(host, 0)
+        self._failures[host] = number + 1
+        self._banned[host] = now + self._delay(number)
+
+    def start_failed(self, host: str, now: float) -> None:
+        """Start nothing on a host for a while, because a process failed before it was a member."""
+        number = self._failures.get(host, 0)
+        self._failures[host] = number + 1
+        self._rest(host, now, min(LONGEST, ONLY_HOST * 2.0 ** min(number, 30)))
+
+    def _rest(self, host: str, now: float, seconds: float) -> None:
+        self._resting[host] = max(self._resting.get(host, 0.0), now + seconds)
+
+    def _delay(self, number: int) -> float:
+        """Return Horovod's delay after ``number`` earlier failures, in seconds."""
+        if self._cooldown is None:
+            return math.inf
+        least, most = self._cooldown
+        return min(most, least * 2.0 ** min(number, 30) + self._jitter() * least)
+
+    def slots(self, host: str, now: float) -> int:
+        """Return the slots of a host at which members may run; 0 if it is left out."""
+        return self.listed.get(host, 0) if now >= self._banned.get(host, 0.0) else 0
+
+    def may_start(self, host: str, now: float) -> bool:
+        """Return whether a process may be started on a host that is not left out."""
+        return now >= self._resting.get(host, 0.0)
+
+    def available(self, now: float) -> dict[str, int]:
+        """Return the slots of the hosts that are not left out."""
+        found = {host: self.slots(host, now) for host in self.listed}
+        return {host: slots for host, slots in found.items() if slots}
+
+    def possible(self) -> int:
+        """Return the slots that are available now or after a cooling-down time."""
+        return sum(
+            slots for host, slots in self.listed.items() if self._banned.get(host, 0.0) < math.inf
+        )
+
+    def left_out(self) -> list[str]:
+        """Return the listed hosts that are left out for ever."""
+        return [host for host in self.listed if self._banned.get(host, 0.0) == math.inf]

@@ -1,0 +1,244 @@
+"""The driver's loop of an elastic job: events go to the coordinator, and its decisions are carried
+out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from farandole.base.log import logger
+from farandole.base.types import Slot
+from farandole.errors import JobFailedError, SettingsError, counted
+from farandole.job.elastic.changes import HostUpdateResult
+from farandole.job.elastic.coordinator import Coordinator
+from farandole.job.elastic.decisions import (
+    Break,
+    Decision,
+    Finish,
+    GiveUp,
+    Notify,
+    Publish,
+    Start,
+    Stop,
+)
+from farandole.job.elastic.discovery.contract import FixedHosts
+from farandole.job.elastic.membership import Membership
+from farandole.job.elastic.plan import ElasticPlan
+from farandole.job.launch.contract import Worker
+from farandole.job.launch.elastic.places import Places, slot_of
+from farandole.job.launch.explain.events import Event
+from farandole.job.launch.explain.exit_codes import describe
+from farandole.job.launch.job import Job
+from farandole.job.launch.output import OutputStreams
+from farandole.job.launch.supervise import DRAIN
+from farandole.job.launch.watch import TERM_GRACE, TICK, Watch
+from farandole.job.report import keys
+from farandole.net.store import StoreServer, Value
+from farandole.net.store.ports import free_port
+
+
+class ElasticWatch(Watch):
+    """Watches processes that come and go. A process's number is in the place of a rank."""
+
+    def __init__(
+        self, job: Job, store: StoreServer, streams: OutputStreams, places: Places
+    ) -> None:
+        super().__init__(job, store, streams)
+        self._places = places
+        self._coordinator: Coordinator
+        self._command: Sequence[str] = ()
+        self._by_process: dict[int, Worker] = {}
+        # Events that have arrived on other threads.
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._listed: deque[dict[str, int]] = deque()
+        self._kill_at: dict[int, float] = {}
+        self._stopped: set[int] = set()
+        self._over = False
+
+    def on_hosts(self, hosts: Mapping[str, int], _: HostUpdateResult) -> None:
+        """Record that the available hosts have changed. Any thread."""
+        self._listed.append(dict(hosts))
+        self._pump.wake()
+
+    def run(
+        self,
+        plan: ElasticPlan,
+        hosts: Mapping[str, int],
+        command: Sequence[str],
+        env: Mapping[str, str],
+    ) -> None:
+        """Run the job to its end. Raises JobFailedError if it fails, or Interrupted."""
+        self._command, self._env = command, env
+        fixed = isinstance(plan.discovery, FixedHosts)
+        self._coordinator = Coordinator(plan.options, hosts, time.monotonic(), fixed=fixed)
+        while not self._over:
+            self._take_arrivals()
+            for decision in self._coordinator.decide(time.monotonic()):
+                self._carry_out(decision)
+            self._kill_late()
+            self._doing = self._describe()
+            self._step(TICK)
+        self._pump_until(self._is_tidy, time.monotonic() + TERM_GRACE, len(self._signals.received))
+
+    def final_slots(self) -> list[Slot]:
+        """Return the slots of the last members that have finished, in rank order."""
+        coordinator = self._coordinator
+        members = coordinator.membership.members
+        return [slot_of(each) for each in members if each.process in coordinator.finished]
+
+    # ---- observing ----
+
+    def _on_set(self, key: str, value: Value) -> None:
+        kind, _, process = key.partition("/")
+        if kind != "ready":
+            super()._on_set(key, value)
+            return
+        try:
+            after, commits = json.loads(value)
+            self._waiting.append((int(process), int(after), int(commits)))
+        except (ValueError, TypeError) as error:
+            logger.warning("ignoring %r in the job's store: %s", key, error)
+            return
+        self._pump.wake()
+
+    def _rank(self, text: str) -> int:
+        if not text.isdecimal():
+            raise ValueError(f"{text!r} is not the number of a process")
+        return int(text)
+
+    def _on_silent(self, rank: int) -> None:
+        self._supervisor.silent(rank, time.monotonic())
+
+    def _report_finished(self) -> None:
+        """Publish nothing: a rank that waits in ``init()`` waits for a membership."""
+
+    def _take_arrivals(self) -> None:
+        while self._listed:
+            self._coordinator.list_hosts(self._listed.popleft())
+        while self._waiting:
+            process, after, commits = self._waiting.popleft()
+            self._coordinator.ready(process, after, commits, time.monotonic())
+
+    def _see(self, event: Event) -> None:
+        self._supervisor.see(event)
+        if event.code is None:
+            return
+        now, process = time.monotonic(), event.rank
+        members = self._coordinator.membership.processes
+        if event.code and process in members and process not in self._stopped:
+            rank, host = members.index(process), self._by_process[process].slot.host
+            self._note_change(f"rank {rank} on {host} {describe(event.code)}")
+        self._coordinator.end(process, not event.code, now)
+        # What the process has left behind.
+        self._by_process[process].terminate()
+        self._kill_at[process] = now + TERM_GRACE
+
+    def _kill_late(self) -> None:
+        now = time.monotonic()
+        for process in [each for each, when in self._kill_at.items() if now > when]:
+            del self._kill_at[process]
+            if self._by_process[process].alive():
+                self._by_process[process].kill()
+
+    def _describe(self) -> str:
+        membership = self._coordinator.membership
+        return f"{counted(len(membership.members), 'rank')}, membership {membership.number}"
+
+    def _note_change(self, text: str) -> None:
+        if not self._job.display.quiet:
+            self._job.display.note(text)
+
+    # ---- carrying out ----
+
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, Start):
+            self._start(decision)
+        elif isinstance(decision, Publish):
+            self._publish(decision.membership)
+        elif isinstance(decision, Notify):
+            facts = json.dumps([time.time(), int(decision.change)])
+            self._store.set(keys.notice(decision.number), facts.encode())
+        elif isinstance(decision, Break):
+            self._store.set(keys.broken(decision.number), b"")
+        elif isinstance(decision, Stop):
+            self._stop(decision.process)
+        elif isinstance(decision, Finish):
+            self._over = True
+        else:
+            self._give_up(decision)
+
+    def _start(self, start: Start) -> None:
+        member = start.member
+        facts = json.dumps(vars(start.placement))
+        self._store.set(keys.start(member.process), facts.encode())
+        env = {**self._env, "FARANDOLE_MEMBER": str(member.process)}
+        try:
+            worker = self._places.start(member, self._command, env)
+        except SettingsError as error:
+            if self._coordinator.membership.number <= 1:
+                raise
+            logger.warning("no process could be started on %s: %s", member.host, error)
+            self._coordinator.end(member.process, False, time.monotonic())
+            return
+        self._streams.add_rank(member.process)
+        self._by_process[member.process] = worker
+        self._workers = [*self._workers, worker]
+        self._slots = [*self._slots, worker.slot]
+        self._pump.listen_to([worker])
+
+    def _publish(self, membership: Membership) -> None:
+        with_port = membership._replace(port=free_port())
+        self._store.set(keys.membership(membership.number), with_port.to_bytes())
+        self._store.set(keys.NOW, b"%d" % membership.number)
+        if membership.number > 1:
+            size = counted(len(membership.members), "rank")
+            self._note_change(f"membership {membership.number}: {size}")
+
+    def _stop(self, process: int) -> None:
+        self._stopped.add(process)
+        worker = self._by_process.get(process)
+        if worker is not None:
+            worker.terminate()
+            self._kill_at[process] = time.monotonic() + self._job.settings.grace_seconds
+
+    def _give_up(self, decision: GiveUp) -> None:
+        """Raise the error of a failed job: the failed rank, and why the others do not go on."""
+        from farandole.job.launch.explain.cause import explain
+
+        signals = len(self._signals.received)
+        self._pump_until(self._pump.is_drained, time.monotonic() + DRAIN, signals)
+        self._take_reports()
+        members = self._coordinator.membership.members
+        ranks = {member.process: rank for rank, member in enumerate(members)}
+        lost = self._coordinator.lost | self._coordinator.finished
+        events = [
+            event._replace(rank=ranks[event.rank])
+            for event in self._supervisor.events
+            if event.rank in ranks and event.rank in lost
+        ]
+        tails = self._streams.tails().items()
+        hosts = [member.host for member in members]
+        by_rank = {ranks[process]: text for process, text in tails if process in ranks}
+        verdict = explain(events, hosts, by_rank) if events else None
+        end = " ".join(
+            filter(None, (f"The elastic job cannot go on: {decision.reason}.", cure(decision)))
+        )
+        if verdict is None:
+            raise JobFailedError(end)
+        self._end_workers()
+        raise JobFailedError(
+            f"{verdict.message}\n{end}",
+            rank=verdict.rank,
+            host=hosts[verdict.rank] if verdict.rank >= 0 else "",
+            exit_code=verdict.exit_code,
+            remote_traceback=verdict.traceback,
+            host_lost=verdict.host_lost,
+        )
+
+
+def cure(decision: GiveUp) -> str:
+    """Return the cure as a sentence."""
+    return f"{decision.cure}." if decision.cure else ""

@@ -1,0 +1,172 @@
+"""The parts of a job's start that do not depend on its size: environment, facts, function, log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.base import log
+from farandole.base.log import logger
+from farandole.base.package import PYTHON
+from farandole.base.types import Slot
+from farandole.errors import JobFailedError
+from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.fields import variables
+from farandole.job.launch.job import Job
+from farandole.job.launch.output import OutputStreams, is_terminal
+from farandole.job.report import keys, pickling
+from farandole.net.store import StoreServer
+from farandole.net.store.ports import free_port
+
+if TYPE_CHECKING:
+    import logging
+
+
+def results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
+    """Return the function's results by rank."""
+    results = []
+    for slot in slots:
+        data = store.pop(keys.result(slot.rank))
+        if data is None:
+            raise JobFailedError(
+                f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned"
+                " (os._exit or exec)",
+                rank=slot.rank,
+                host=slot.host,
+            )
+        try:
+            results.append(pickling.unpack(data))
+        except Exception as error:  # the classes in it may raise any error
+            raise JobFailedError(
+                f"the result of rank {slot.rank} on {slot.host} cannot be unpickled here:"
+                f" {type(error).__name__}: {error}; return plain data (numbers, arrays,"
+                " state_dicts)",
+                rank=slot.rank,
+                host=slot.host,
+            ) from error
+    return results
+
+
+def pack(job: Job) -> bytes:
+    """Return the pickled call, with a warning if it is large."""
+    assert job.call is not None
+    what = _what(job.call[0])
+    packed = pickling.pack_call(job.call)
+    if 0 < job.heavy < len(packed):
+        logger.warning("%s", pickling.weigh(job.call, what, len(packed)))
+    return packed
+
+
+def title(job: Job) -> str:
+    return (
+        os.path.basename(job.command[0])
+        if job.call is None
+        else getattr(job.call[0], "__name__", "a function")
+    )
+
+
+def worker_command() -> list[str]:
+    """Return the command that every launcher starts.
+
+    ``-P`` keeps a user's file named ``json.py`` from shadowing the standard library.
+    """
+    return [
+        sys.executable,
+        *(["-P"] if sys.version_info >= (3, 11) else []),
+        "-m",
+        "farandole.job.worker",
+    ]
+
+
+def _what(function: Callable[..., Any]) -> str:
+    return f"the function {getattr(function, '__qualname__', repr(function))!r} with its arguments"
+
+
+def describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
+    path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
+    places = [
+        [s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size]
+        for s in slots
+    ]
+    facts = {
+        "elastic": job.elastic is not None,
+        "command": list(job.command),
+        "slots": places,
+        "path": path,
+        "elsewhere": elsewhere,
+        "python": PYTHON,
+        "port": free_port(),
+    }
+    cell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    return json.dumps({**facts, "first_only": job.first_only, "cell": cell}).encode()
+
+
+def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
+    placement, connection = (
+        Placement(size=job.np),
+        Connection(store=store.address, secret=secret, launcher=launcher),
+    )
+    adjustable = variables(Settings)
+    known = variables(Placement, Connection) | adjustable  # those are read into the settings
+    mine = {name: value for name, value in job.env.items() if name not in known}
+    set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
+    own_variables = {
+        **placement.to_env(),
+        **connection.to_env(),
+        **job.settings.to_env(set_by_user),
+    }
+    return {**mine, **own_variables, "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def visible_log() -> Iterator[None]:
+    """Show warnings on stderr during a job, even if the program has not set up logging."""
+    added: list[logging.Handler] = []
+
+    def show(found: logging.Logger) -> None:
+        import logging
+
+        strangers = [
+            handler for handler in found.handlers if not isinstance(handler, logging.NullHandler)
+        ]
+        if strangers or logging.getLogger().handlers:
+            return
+        handler = logging.StreamHandler(sys.stderr)
+        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # the line may hold a status line
+        handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
+        found.addHandler(handler)
+        added.append(handler)
+
+    log.prepare(show)
+    try:
+        yield
+    finally:
+        log.forget(show)
+        for handler in added:
+            logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def output_streams(job: Job) -> Iterator[OutputStreams]:
+    """Open the output of the ranks, and report where files are."""
+    display = job.display
+    streams = OutputStreams(
+        job.np,
+        display.out,
+        display.err,
+        messages=display.messages,
+        directory=display.output_dir,
+        files=display.files,
+        timestamp=display.prefix_timestamp,
+        shown=display.show_ranks,
+    )
+    try:
+        for note in [] if display.quiet else streams.notes:
+            display.note(note)
+        yield streams
+    finally:
+        streams.close()

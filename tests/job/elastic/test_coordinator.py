@@ -1,0 +1,524 @@
+"""The coordinator of elastic jobs: which processes run, and who is a member."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farandole.job.elastic.changes import HostUpdateResult
+from farandole.job.elastic.coordinator import FRUITLESS, TOGETHER, Coordinator
+from farandole.job.elastic.decisions import (
+    Break,
+    Decision,
+    Finish,
+    GiveUp,
+    Notify,
+    Publish,
+    Start,
+    Stop,
+)
+from farandole.job.elastic.membership import Membership, placements
+from farandole.job.elastic.options import ElasticOptions
+from tests.kits.messages import mentions
+
+
+class Job:
+    """A job whose processes are simulated: they start at once, and do what a test says."""
+
+    def __init__(
+        self,
+        options: ElasticOptions,
+        hosts: Mapping[str, int],
+        *,
+        fixed: bool = False,
+    ) -> None:
+        self.now = 0.0
+        self.coordinator = Coordinator(options, hosts, 0.0, fixed=fixed, jitter=lambda: 0.0)
+        self.alive: set[int] = set()
+        self.published: list[Membership] = []
+        self.commits: dict[int, int] = {}
+        self.last: list[Decision] = []
+
+    def step(self, seconds: float = 0.0) -> list[Decision]:
+        """Let time pass, and carry out what the coordinator decides."""
+        self.now += seconds
+        self.last = self.coordinator.decide(self.now)
+        for decision in self.last:
+            if isinstance(decision, Start):
+                self.alive.add(decision.member.process)
+            elif isinstance(decision, Publish):
+                self.published.append(decision.membership)
+            elif isinstance(decision, Stop):
+                self.end(decision.process, ok=False)
+        return self.last
+
+    def end(self, process: int, ok: bool = False) -> None:
+        self.alive.discard(process)
+        self.coordinator.end(process, ok, self.now)
+
+    def wait(self, *processes: int, after: int | None = None, commits: int = 0) -> None:
+        """Let processes wait for the next membership."""
+        for process in processes:
+            number = self.membership.number if after is None else after
+            self.coordinator.ready(process, number, self.commits.get(process, commits), self.now)
+
+    def leave(self) -> None:
+        """Let all members that are alive wait for the next membership."""
+        self.wait(*(process for process in self.ranks if process in self.alive))
+
+    @property
+    def membership(self) -> Membership:
+        return self.published[-1]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes of the present membership, in rank order."""
+        return self.membership.processes
+
+    def kinds(self) -> list[str]:
+        return [type(each).__name__ for each in self.last]
+
+
+def job(least: int = 2, most: int | None = 4, np: int = 0, **hosts: int) -> Job:
+    made = Job(ElasticOptions(np=np or sum(hosts.values()), min_np=least, max_np=most), hosts)
+    made.step()
+    return made
+
+
+def test_first_membership_has_all_slots() -> None:
+    made = job(np=2, a=2, b=2)
+    assert made.kinds() == ["Start"] * 4 + ["Publish"]
+    assert made.ranks == (0, 1, 2, 3)
+    assert [each.host for each in made.membership.members] == ["a", "a", "b", "b"]
+
+
+def test_max_np_limits_the_first_membership() -> None:
+    assert job(np=2, most=3, a=2, b=2).ranks == (0, 1, 2)
+
+
+def test_a_start_gives_the_expected_placement() -> None:
+    made = job(np=2, a=2)
+    made.coordinator.list_hosts({"a": 2, "b": 1})
+    (start,) = made.step()
+    assert isinstance(start, Start)
+    where = start.placement
+    assert (where.rank, where.size, where.hostname, where.local_rank) == (2, 3, "b", 0)
+
+
+def test_waits_for_slots_at_the_start() -> None:
+    made = Job(ElasticOptions(np=3, min_np=2, timeout=60.0), {"a": 2})
+    assert made.step() == []
+    made.coordinator.list_hosts({"a": 2, "b": 1})
+    made.step(10.0)
+    assert made.ranks == (0, 1, 2)
+
+
+def test_gives_up_without_enough_slots_at_the_start() -> None:
+    made = Job(ElasticOptions(np=3, min_np=2, timeout=60.0), {"a": 2})
+    made.step()
+    (end,) = made.step(61.0)
+    assert isinstance(end, GiveUp)
+    assert mentions(end.reason, "2", "3", "61")
+
+
+class TestLosses:
+    def test_survivors_form_the_next_membership(self) -> None:
+        made = job(least=1, a=3)
+        made.end(1)
+        assert made.step() == [Break(1)]
+        made.wait(0)
+        assert made.step() == []
+        made.wait(2)
+        made.step()
+        assert made.ranks == (0, 2)
+        assert made.membership.number == 2
+
+    def test_the_only_host_gets_a_new_process(self) -> None:
+        made = job(least=1, a=2)
+        made.end(0)
+        made.step()
+        made.leave()
+        made.step()
+        assert made.ranks == (1,)
+        (start,) = made.step(1.1)
+        assert isinstance(start, Start)
+        assert (start.member.process, start.member.local_rank) == (2, 0)
+        made.wait(2, after=0)
+        assert made.step() == [Notify(2, HostUpdateResult.added)]
+        made.leave()
+        made.step()
+        assert made.ranks == (1, 2)
+
+    def test_a_failed_host_is_left_out(self) -> None:
+        made = job(a=2, b=2)
+        made.end(0)
+        assert made.step() == [Stop(1), Break(1)]
+        made.leave()
+        made.step()
+        assert made.ranks == (2, 3)
+        assert made.step(1000.0) == []
+
+    def test_a_host_returns_after_its_cooldown(self) -> None:
+        options = ElasticOptions(np=4, min_np=2, cooldown=(10.0, 100.0))
+        made = Job(options, {"a": 2, "b": 2})
+        made.step()
+        for delay in (10.0, 20.0, 40.0):
+            failed = next(each.process for each in made.membership.members if each.host == "a")
+            made.end(failed)
+            made.step()
+            made.leave()
+            made.step()
+            assert made.step(delay - 0.1) == []
+            new = [each.member.process for each in made.step(0.2) if isinstance(each, Start)]
+            made.wait(*new, after=0)
+            made.step()
+            made.leave()
+            made.step()
+            assert made.ranks == (2, 3, *new)
+
+    def test_fewer_than_min_np_wait_for_new_ones(self) -> None:
+        made = job(least=2, a=2)
+        made.end(1)
+        made.step()
+        made.leave()
+        assert made.step(0.5) == []
+        (start,) = made.step(0.6)
+        assert isinstance(start, Start)
+        made.wait(start.member.process, after=0)
+        made.step()
+        assert made.ranks == (0, 2)
+
+    def test_gives_up_if_no_new_one_comes(self) -> None:
+        made = Job(ElasticOptions(np=4, min_np=3, timeout=60.0), {"a": 2, "b": 2})
+        made.step()
+        made.end(0)
+        made.step()
+        made.leave()
+        made.step()
+        (end,) = made.step(61.0)
+        assert isinstance(end, GiveUp)
+        assert mentions(end.reason, "2", "3", "60")
+
+    def test_gives_up_at_once_if_hosts_are_fixed(self) -> None:
+        made = Job(ElasticOptions(np=4, min_np=3), {"a": 2, "b": 2}, fixed=True)
+        made.step()
+        made.end(0)
+        made.step()
+        made.leave()
+        (end,) = made.step()
+        assert isinstance(end, GiveUp)
+        assert mentions(end.reason, "2", "3", "a")
+
+    def test_all_lost(self) -> None:
+        made = job(a=1, b=1)
+        made.end(0)
+        made.end(1)
+        (end,) = made.step()
+        assert isinstance(end, GiveUp)
+
+    def test_a_second_loss_while_others_wait(self) -> None:
+        made = job(least=1, a=4)
+        made.end(1)
+        made.step()
+        made.wait(0, 2)
+        made.end(3)
+        made.step()
+        assert made.ranks == (0, 2)
+
+    def test_the_most_commits_become_rank_0(self) -> None:
+        made = job(least=1, a=3)
+        made.end(0)
+        made.step()
+        made.wait(1, commits=4)
+        made.wait(2, commits=5)
+        made.step()
+        assert made.ranks == (2, 1)
+
+    def test_members_that_lost_their_wire_meet_again(self) -> None:
+        made = job(a=3)
+        made.wait(1)
+        assert made.step() == [Break(1)]
+        made.wait(0, 2)
+        made.step()
+        assert made.ranks == (0, 1, 2)
+        assert made.membership.number == 2
+
+    def test_reset_limit(self) -> None:
+        made = Job(ElasticOptions(np=3, min_np=1, reset_limit=1), {"a": 3})
+        made.step()
+        for _ in range(2):
+            made.end(made.ranks[-1])
+            made.step()
+            made.leave()
+            made.step()
+        (end,) = made.last
+        assert isinstance(end, GiveUp)
+        assert mentions(end.reason, "1")
+
+    @pytest.mark.parametrize("commits", [0, 1])
+    def test_memberships_without_commits_end_the_job(self, commits: int) -> None:
+        made = job(least=1, a=2)
+        for number in range(FRUITLESS):
+            made.wait(0)
+            made.step()
+            made.wait(0, 1, commits=commits * (number + 1))
+            made.step()
+        assert made.kinds() == (["Publish"] if commits else ["GiveUp"])
+
+
+class TestChangesOfHosts:
+    def test_new_hosts_join_together(self) -> None:
+        made = job(np=2, a=2)
+        made.coordinator.list_hosts({"a": 2, "b": 2})
+        assert [type(each) for each in made.step()] == [Start, Start]
+        made.wait(2, after=0)
+        assert made.step() == []
+        made.wait(3, after=0)
+        assert made.step() == [Notify(1, HostUpdateResult.added)]
+        assert made.step() == []
+        made.leave()
+        made.step()
+        assert made.ranks == (0, 1, 2, 3)
+
+    def test_a_late_process_is_not_awaited_for_long(self) -> None:
+        made = job(np=2, a=2)
+        made.coordinator.list_hosts({"a": 2, "b": 2})
+        made.step()
+        made.wait(2, after=0)
+        assert made.step(TOGETHER - 0.1) == []
+        assert made.step(0.2) == [Notify(1, HostUpdateResult.added)]
+
+    def test_removed_host(self) -> None:
+        made = job(a=2, b=2)
+        made.coordinator.list_hosts({"b": 2})
+        assert made.step() == [Notify(1, HostUpdateResult.removed)]
+        made.leave()
+        made.step()
+        assert made.ranks == (2, 3)
+        assert made.membership.removed == (0, 1)
+        made.end(0, ok=True)
+        made.end(1, ok=True)
+        assert made.step() == []
+
+    def test_a_host_replaces_another(self) -> None:
+        made = job(most=2, a=2)
+        made.coordinator.list_hosts({"b": 2})
+        assert [type(each) for each in made.step()] == [Start, Start]
+        made.wait(2, 3, after=0)
+        assert made.step() == [Notify(1, HostUpdateResult.mixed)]
+        made.leave()
+        made.step()
+        assert (made.ranks, made.membership.removed) == ((0, 2), (1,))
+        made.step()
+        made.leave()
+        made.step()
+        assert (made.ranks, made.membership.removed) == ((2, 3), (0,))
+
+    def test_fewer_slots_of_a_host(self) -> None:
+        made = job(least=1, a=3)
+        made.coordinator.list_hosts({"a": 2})
+        made.step()
+        made.leave()
+        made.step()
+        assert (made.ranks, made.membership.removed) == ((0, 1), (2,))
+
+    def test_too_few_slots_change_nothing(self) -> None:
+        made = job(a=2, b=2)
+        made.coordinator.list_hosts({})
+        assert made.step(3600.0) == []
+        made.coordinator.list_hosts({"a": 2, "b": 2})
+        assert made.step() == []
+
+    def test_a_newcomer_fails(self) -> None:
+        made = job(np=2, a=2)
+        made.coordinator.list_hosts({"a": 2, "b": 1})
+        made.step()
+        for delay in (1.0, 2.0, 4.0):
+            made.end(max(made.alive))
+            assert made.step(delay - 0.1) == []
+            (start,) = made.step(0.2)
+            assert isinstance(start, Start)
+        assert made.ranks == (0, 1)
+
+
+class TestEnd:
+    def test_all_finish(self) -> None:
+        made = job(a=2)
+        made.end(0, ok=True)
+        assert made.step() == []
+        made.end(1, ok=True)
+        assert made.step() == [Finish()]
+        assert made.step() == []
+
+    def test_newcomers_are_stopped(self) -> None:
+        made = job(np=2, a=2)
+        made.coordinator.list_hosts({"a": 2, "b": 1})
+        made.step()
+        made.end(0, ok=True)
+        made.end(1, ok=True)
+        assert made.step() == [Stop(2), Finish()]
+
+    def test_nothing_starts_after_a_rank_has_finished(self) -> None:
+        made = job(np=2, a=2)
+        made.end(1, ok=True)
+        made.coordinator.list_hosts({"a": 2, "b": 2})
+        assert made.step(100.0) == []
+
+    def test_a_loss_before_the_end_is_no_failure(self) -> None:
+        made = job(a=3)
+        made.end(2)
+        made.step()
+        made.end(0, ok=True)
+        made.end(1, ok=True)
+        assert made.step() == [Finish()]
+
+    def test_rank_0_decides(self) -> None:
+        made = job(a=2)
+        made.end(1, ok=True)
+        made.end(0)
+        (end,) = made.step()
+        assert isinstance(end, GiveUp)
+
+    def test_the_last_survivor_finishes_alone(self) -> None:
+        made = job(a=3)
+        made.end(0)
+        made.step()
+        made.wait(1)
+        made.end(2, ok=True)
+        made.step()
+        assert made.ranks == (1,)
+        made.end(1, ok=True)
+        assert made.step()[-1] == Finish()
+
+
+def test_local_ranks_stay() -> None:
+    made = job(least=1, a=3)
+    made.end(0)
+    made.step()
+    made.leave()
+    made.step()
+    found = placements(made.membership)
+    assert [(each.rank, each.local_rank, each.local_size) for each in found] == [
+        (0, 1, 2),
+        (1, 2, 2),
+    ]
+
+
+@pytest.mark.parametrize("hosts", [128, 1250])
+def test_thousands_of_slots(hosts: int) -> None:
+    made = Job(
+        ElasticOptions(np=8 * hosts, min_np=8), {f"host{number}": 8 for number in range(hosts)}
+    )
+    made.step()
+    assert len(made.ranks) == 8 * hosts
+    made.end(0)
+    made.step()
+    made.leave()
+    made.step()
+    assert made.ranks == tuple(range(8, 8 * hosts))
+
+
+FAULTS = st.one_of(
+    st.tuples(st.just("kill"), st.integers(0, 7)),
+    st.tuples(st.just("part"), st.integers(0, 7)),
+    st.tuples(st.just("late"), st.integers(0, 7)),
+    st.tuples(st.just("hosts"), st.integers(0, 7)),
+    st.tuples(st.just("time"), st.integers(1, 20)),
+    st.tuples(st.just("train"), st.just(0)),
+)
+
+
+class World(Job):
+    """A job of simulated processes that train and commit. The state is the number of steps."""
+
+    def __init__(self) -> None:
+        options = ElasticOptions(np=2, min_np=2, max_np=6, cooldown=(1.0, 4.0))
+        super().__init__(options, {"a": 2, "b": 2})
+        self.saved: dict[int, int] = {}  # by process
+        self.joined: dict[int, int] = {}  # by process, the last membership that it has joined
+        self.steps = 0
+        self.asked = False
+        self.failed = ""
+
+    def settle(self) -> None:
+        """Carry out decisions until there are none, with processes that react to them."""
+        for _ in range(100):
+            before = len(self.published)
+            decisions = self.step()
+            for each in decisions:
+                self.asked = self.asked or isinstance(each, Notify | Break)
+                if isinstance(each, GiveUp):
+                    self.failed = each.reason
+            for process in sorted(self.alive - set(self.ranks)):
+                if process in self.joined:  # removed
+                    self.end(process, ok=True)
+                elif process not in self.coordinator._ready:
+                    self.wait(process, after=0)
+            if len(self.published) > before:
+                self.form()
+            elif self.asked:
+                self.asked = False
+                for process in set(self.ranks) & self.alive:
+                    self.wait(process, commits=self.saved.get(process, 0))
+            elif not decisions:
+                return
+        raise AssertionError("the membership does not settle")
+
+    def form(self) -> None:
+        """Let the members of a new membership synchronize, unless one of them is dead."""
+        assert len(set(self.ranks)) == len(self.ranks)
+        if set(self.ranks) <= self.alive:
+            held = self.saved.get(self.ranks[0], 0)
+            assert held == self.steps, "a committed step was lost"
+            self.saved |= dict.fromkeys(self.ranks, held)
+            self.joined |= dict.fromkeys(self.ranks, self.membership.number)
+
+    def train(self, slow: int = -1) -> None:
+        """Make a step if all members are there. A rank that dies in it may not have saved it."""
+        members = set(self.ranks)
+        if members <= self.alive and all(
+            self.joined.get(each) == self.membership.number for each in members
+        ):
+            self.steps += 1
+            for process in members - {slow}:
+                self.saved[process] = self.steps
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(FAULTS, max_size=60))
+def test_any_history_ends_with_one_membership(faults: list[tuple[str, int]]) -> None:
+    world = World()
+    world.settle()
+    for kind, number in faults:
+        if world.failed:
+            break
+        chosen = sorted(world.alive)[number % len(world.alive)] if world.alive else -1
+        if kind == "kill":
+            world.end(chosen)
+        elif kind == "part" and chosen in world.ranks:
+            world.wait(chosen, commits=world.saved.get(chosen, 0))
+        elif kind == "late" and chosen in world.ranks and len(world.ranks) > 2:
+            world.train(slow=chosen)
+            world.end(world.ranks[number % len(world.ranks)])
+        elif kind == "hosts":
+            listed = {"a": number & 1, "b": number & 2, "c": number & 4}
+            world.coordinator.list_hosts({host: 2 for host, there in listed.items() if there})
+        elif kind == "time":
+            world.now += number
+        else:
+            world.train()
+        world.settle()
+    numbers = [each.number for each in world.published]
+    assert all(after == before + 1 for before, after in pairwise(numbers))
+    if not world.failed:
+        world.coordinator.list_hosts({"a": 2, "b": 2, "c": 2})
+        for _ in range(20):
+            world.now += 30.0
+            world.settle()
+        if not world.failed:
+            assert set(world.ranks) <= world.alive
+            assert len(world.ranks) >= 2
