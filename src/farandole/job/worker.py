@@ -65,7 +65,7 @@ def main() -> int:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*fields) for fields in job["slots"]]
-    if job["elastic"]:  # the number of this process is in the place of a rank
+    if connection.member >= 0:  # the number of this process is in the place of a rank
         placement = here.replace(**json.loads(client.get(keys.start(rank), settings.start_timeout)))
     else:
         placement = identify(slots, here)
@@ -289,7 +289,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         del args, kwargs
         if "farandole.job.report.figures" in sys.modules:
             sys.modules["farandole.job.report.figures"].FigureManager.pyplot_show()
-        if job["first_only"] and rank and not job["elastic"]:
+        if job["first_only"] and Placement.from_env().rank:
             result = None
         packed = pickling.pack(
             result, f"the result of {getattr(function, '__qualname__', 'the function')!r}"

@@ -114,7 +114,8 @@ def test_without_variables_there_is_one_rank_and_no_job() -> None:
 
 
 def test_placement_and_connection_are_no_settings() -> None:
-    assert {each.name for each in settings_of(Connection)} == {"store", "secret", "launcher"}
+    found = {each.name for each in settings_of(Connection)}
+    assert found == {"store", "secret", "launcher", "member"}
     assert all(each.flag for each in settings_of(Settings))
     assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
     apart = [variables(kind) for kind in KINDS]

@@ -1,4 +1,4 @@
-"""What makes a job elastic: its bounds, and the source of its hosts."""
+"""The bounds of an elastic job, and the source of its hosts."""
 
 from __future__ import annotations
 

@@ -93,7 +93,6 @@ def describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
         for s in slots
     ]
     facts = {
-        "elastic": job.elastic is not None,
         "command": list(job.command),
         "slots": places,
         "path": path,
