@@ -147,7 +147,8 @@ class Dashboard:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
         if len(names) < 2:
             raise HTTPException(400, "give two or more runs: /api/compare?runs=A,B")
-        return JSONResponse(_plain(compare([self._found(name) for name in names])))
+        found = compare([self._found(name) for name in names])
+        return JSONResponse(_plain(found.to_json(curves=False)))
 
     def stop(self, request: Request) -> Response:
         folder = self._folder(request)

@@ -1,0 +1,151 @@
+// One metric on the page: its chart, a legend with the values under the cursor, and its last value.
+
+import { fill, h, icon } from "../shared/dom.js";
+import { duration, number } from "../shared/format.js";
+import { Chart } from "./chart.js";
+import { Curve } from "./curve.js";
+import { look } from "./palette.js";
+
+const LOW = 200; // pixels
+const HIGH = 420;
+const LEGEND = 12; // entries of a legend
+
+/** A card with the curves of one metric. */
+export class Card {
+  /** `panel` holds the settings that all cards share; `sources` are the curves' origins. */
+  constructor(name, panel) {
+    this.name = name;
+    this.panel = panel;
+    this.curves = new Map(); // by the source's key
+    this.visible = false;
+    this.stale = true;
+    this.chart = null;
+    this.big = false;
+    this.value = h("span.card-value");
+    this.legend = h("ul.legend");
+    this.plot = h("div.plot", { tabindex: "0", role: "group", "aria-label": name });
+    this.note = h("p.card-note.dim");
+    this.enlarge = h(
+      "button.quiet",
+      { "aria-label": `Enlarge ${name}`, "aria-pressed": "false", onclick: () => this.resize() },
+      icon("expand"),
+    );
+    this.element = h(
+      "article.card",
+      { data: { metric: name } },
+      h("header.card-head", {}, h("h3.card-title", { title: name }, name), this.value, this.enlarge),
+      this.plot,
+      this.note,
+      this.legend,
+    );
+  }
+
+  get height() {
+    return this.big ? HIGH : LOW;
+  }
+
+  get width() {
+    return this.plot.clientWidth || 400;
+  }
+
+  resize() {
+    this.big = !this.big;
+    this.element.classList.toggle("big", this.big);
+    this.enlarge.setAttribute("aria-pressed", String(this.big));
+    this.rebuild();
+    this.panel.request(this);
+  }
+
+  /** Replace the curves by an answer of the server: a map from a source's key to its points. */
+  set(answers) {
+    this.stale = false;
+    for (const [key, answer] of answers) {
+      this.curves.set(key, new Curve(answer, this.panel.origin(key)));
+    }
+    this.draw();
+  }
+
+  /** Append a live point. Return false if the curve has to be read again. */
+  append(key, x, y) {
+    const curve = this.curves.get(key);
+    if (!curve || this.stale) return false;
+    return curve.append(x - this.panel.origin(key), y) && curve.length <= 2 * this.panel.points(this);
+  }
+
+  rebuild() {
+    this.chart?.close();
+    this.chart = null;
+    if (this.visible && !this.stale) this.draw();
+  }
+
+  draw() {
+    const { sources, axis, logarithmic, weight, range } = this.panel;
+    const curves = sources.map((source) => this.curves.get(source.key) ?? null);
+    this.element.dataset.points = String(Math.max(0, ...curves.map((curve) => curve?.total ?? 0)));
+    if (!this.chart) {
+      const looks = sources.map((source) => look(source.place));
+      this.chart = new Chart(
+        this.plot,
+        looks,
+        { axis, logarithmic, height: this.height },
+        { zoom: (chosen) => this.panel.zoom(chosen), point: (values, x) => this.point(values, x) },
+      );
+      this.chart.range = range;
+      this.drawLegend();
+    }
+    this.chart.draw(curves, weight);
+    this.summarize(curves);
+  }
+
+  summarize(curves) {
+    const present = curves.filter((curve) => curve?.length);
+    const last = present[0]?.last;
+    fill(this.value, last === undefined ? "" : number(last));
+    const texts = present.map((curve) => `last value ${number(curve.last)} of ${curve.total} points`);
+    this.plot.setAttribute("aria-label", `${this.name}: ${texts.slice(0, 4).join("; ") || "no points"}`);
+    const allMissing = present.length > 0 && present.every((curve) => curve.y.every((y) => y === null));
+    fill(this.note, present.length ? (allMissing ? "All values are NaN or infinite." : "") : "No points yet.");
+  }
+
+  drawLegend() {
+    const { sources } = this.panel;
+    this.marks = [];
+    if (sources.length < 2) {
+      this.at = h("span.legend-value");
+      this.marks = [this.at];
+      fill(this.legend, h("li", {}, this.at));
+      return;
+    }
+    const shown = sources.slice(0, LEGEND);
+    const more = sources.length - shown.length;
+    fill(
+      this.legend,
+      shown.map((source) => {
+        const value = h("span.legend-value");
+        this.marks.push(value);
+        const dashed = look(source.place).dash ? ".dashed" : "";
+        return h(
+          "li",
+          {},
+          h(`span.legend-mark.curve-${look(source.place).index}${dashed}`, { "aria-hidden": "true" }),
+          h("span.legend-name", { title: source.label }, source.label),
+          value,
+        );
+      }),
+      more > 0 ? h("li.dim", {}, `and ${more} more`) : null,
+    );
+  }
+
+  point(values, x) {
+    const where = this.panel.axis === "time" ? duration(x) : `step ${x}`;
+    this.marks.forEach((mark, place) => {
+      const text = values && values[place] !== null ? number(values[place]) : "";
+      mark.textContent = text && this.marks.length === 1 ? `${where}: ${text}` : text;
+    });
+  }
+
+  close() {
+    this.chart?.close();
+    this.chart = null;
+  }
+}

@@ -1,0 +1,169 @@
+// Two or more runs next to each other: whether the comparison is fair, curves, measures, differences.
+
+import { look } from "../chart/palette.js";
+import { CurvesPanel } from "../chart/panel.js";
+import { getComparison, getSeries } from "../shared/api.js";
+import { announce } from "../shared/announce.js";
+import { fill, h, icon } from "../shared/dom.js";
+import { count } from "../shared/format.js";
+import { setKeys } from "../shared/keyboard.js";
+import { stateBadge } from "../shared/state.js";
+import { go } from "../router.js";
+import { isFinal } from "../runs/store.js";
+import { differenceTables } from "./differences.js";
+import { equalValueTable, measuresTable } from "./measures.js";
+
+const AGAIN = 5000; // milliseconds between two readings while a run is active
+const SHOWN = 24; // runs in the head of the page and in the tables
+
+/** Show the comparison of runs in `place`; return a function that ends it. */
+export function showCompare(place, { names }) {
+  const ids = (names[0] ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+  return new CompareView(place, ids).start();
+}
+
+class CompareView {
+  constructor(place, ids) {
+    this.ids = ids;
+    this.head = h("div.run-header");
+    this.unfair = h("div");
+    this.equal = h("div.equal");
+    this.tables = h("div.compare-tables");
+    this.panel = new CurvesPanel((wanted, signal) => this.load(wanted, signal));
+    fill(
+      place,
+      h(
+        "div.run-page",
+        {},
+        this.head,
+        this.unfair,
+        this.equal,
+        h("section", {}, h("h2.part-title", {}, "Curves"), this.panel.element),
+        this.tables,
+      ),
+    );
+  }
+
+  start() {
+    document.title = `${count(this.ids.length, "run")} compared · Farandole`;
+    setKeys({
+      Escape: () => go("#/runs"),
+      "/": () => this.panel.element.querySelector(".metric-filter").focus(),
+    });
+    this.read();
+    return () => {
+      this.closed = true;
+      clearTimeout(this.timer);
+      this.panel.close();
+    };
+  }
+
+  async read() {
+    if (this.ids.length < 2) return this.failed("Select two or more runs in the list.");
+    let found;
+    try {
+      found = await getComparison(this.ids);
+    } catch (error) {
+      if (!this.found) this.failed(error.message);
+      else announce(error.message, "error");
+      return undefined;
+    }
+    if (this.closed) return undefined;
+    const first = !this.found;
+    this.found = found;
+    this.draw(found);
+    if (first) this.setCurves(found);
+    else if (JSON.stringify(found.metrics) !== this.drawnMetrics) this.panel.setNames(this.names(found));
+    else if (this.active) this.panel.reload();
+    this.drawnMetrics = JSON.stringify(found.metrics);
+    this.active = found.measures.some((run) => !isFinal(run.state));
+    if (this.active) this.timer = setTimeout(() => this.read(), AGAIN);
+    return undefined;
+  }
+
+  failed(text) {
+    fill(this.head, h("h1.run-title", {}, "Compare"), h("p", {}, text), h("a", { href: "#/runs" }, "All runs"));
+  }
+
+  names(found) {
+    return found.metrics ?? [];
+  }
+
+  setCurves(found) {
+    this.panel.setNames(this.names(found));
+    this.panel.setSources(
+      found.measures.map((run, place) => ({
+        key: run.run_id,
+        label: run.name || run.run_id,
+        place,
+        start: run.began ?? 0,
+      })),
+    );
+  }
+
+  /** The server's limits are absolute times, which differ between runs: a range of seconds since
+   * the start of each run is read whole and cut by the chart. */
+  async load({ names, axis, range, points }, signal) {
+    const wanted = { names, ranks: [0], axis, range: axis === "time" ? null : range, points };
+    const found = await getSeries(this.ids, wanted, signal);
+    return found.map((each) => ({ ...each, key: each.run }));
+  }
+
+  draw(found) {
+    const runs = found.measures.slice(0, SHOWN);
+    const labels = runs.map((run, place) => label(run, place));
+    fill(
+      this.head,
+      h(
+        "div.run-top",
+        {},
+        h("a.back", { href: "#/runs", "aria-label": "All runs" }, icon("back")),
+        h("h1.run-title", {}, `${count(found.measures.length, "run")} compared`),
+      ),
+      h(
+        "ul.compared",
+        {},
+        runs.map((run, place) => h("li", {}, label(run, place), stateBadge(run.state))),
+        found.measures.length > SHOWN ? h("li.dim", {}, `and ${found.measures.length - SHOWN} more`) : null,
+      ),
+    );
+    fill(this.unfair, unfairness(found));
+    fill(this.equal, equalValueTable(found, labels));
+    fill(this.tables, measuresTable(found, labels), differenceTables(found, labels));
+  }
+}
+
+/** Return the name of a run with the mark of its curves. */
+function label(run, place) {
+  const { index, dash } = look(place);
+  return h(
+    "a.compared-run",
+    { href: `#/run/${encodeURIComponent(run.run_id)}`, title: run.run_id },
+    h(`span.legend-mark.curve-${index}${dash ? ".dashed" : ""}`, { "aria-hidden": "true" }),
+    run.name || run.run_id,
+  );
+}
+
+/** Return the reasons why the comparison is unfair, each with its facts, its effect and a cure. */
+function unfairness({ unfair = [], measures }) {
+  if (!unfair.length) return null;
+  const names = new Map(measures.map((run) => [run.run_id, run.name || run.run_id]));
+  return h(
+    "section.callout",
+    { "aria-labelledby": "unfair-title", data: { kind: "warning" } },
+    h("h2", { id: "unfair-title" }, icon("warning"), "This comparison is unfair"),
+    h(
+      "ul.unfair",
+      {},
+      unfair.map((each) =>
+        h(
+          "li",
+          { data: { code: each.code } },
+          h("p.unfair-seen", {}, each.seen),
+          h("p", {}, each.why, " ", h("span.unfair-cure", {}, each.cure)),
+          h("p.dim", {}, (each.runs ?? []).map((id) => names.get(id) ?? id).join(", ")),
+        ),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,31 @@
+// Keys of one letter. The view that is shown registers its own.
+
+import { showKeys } from "./dialog.js";
+import { toggleTheme } from "./theme.js";
+
+let keys = {};
+
+/** Set the keys of the present view: a function for each key. */
+export function setKeys(table) {
+  keys = table;
+}
+
+function typing(target) {
+  return target.matches?.("input:not([type=checkbox]):not([type=range]), select, textarea");
+}
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (typing(event.target)) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const common = { "?": showKeys, t: toggleTheme };
+  const action = keys[event.key] ?? common[event.key];
+  if (action && action(event) !== false) event.preventDefault();
+}
+
+/** Begin to listen. */
+export function startKeyboard() {
+  document.addEventListener("keydown", pressed);
+}

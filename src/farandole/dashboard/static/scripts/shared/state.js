@@ -1,0 +1,8 @@
+// How a run's state looks, everywhere on the page.
+
+import { h } from "./dom.js";
+
+/** Return a state with its mark. The mark repeats the word, so color is never the only sign. */
+export function stateBadge(state) {
+  return h("span.state", { data: { state } }, h("span.state-mark", { "aria-hidden": "true" }), state);
+}

@@ -1,0 +1,53 @@
+// Light and dark: the system's preference until the reader switches.
+
+const KEY = "farandole-theme";
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const listeners = new Set();
+
+function saved() {
+  try {
+    return localStorage.getItem(KEY);
+  } catch {
+    return null; // storage is blocked
+  }
+}
+
+/** Return "light" or "dark". */
+export function theme() {
+  return document.documentElement.dataset.theme;
+}
+
+/** Switch to the other theme and remember it. */
+export function toggleTheme() {
+  const next = theme() === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem(KEY, next);
+  } catch {
+    // storage is blocked: the choice lasts until the page is closed
+  }
+  apply(next);
+}
+
+/** Call `listener` after each change; return a function that ends this. */
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Return the value of a custom property of the present theme. */
+export function token(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function apply(name) {
+  document.documentElement.dataset.theme = name;
+  for (const listener of listeners) listener();
+}
+
+/** Apply the saved theme or the system's, and follow the system. */
+export function startTheme() {
+  apply(saved() ?? (dark.matches ? "dark" : "light"));
+  dark.addEventListener("change", () => {
+    if (!saved()) apply(dark.matches ? "dark" : "light");
+  });
+}
