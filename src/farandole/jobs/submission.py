@@ -34,6 +34,7 @@ class Submission(NamedTuple):
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
     - ``files``, ``data``: Further files of the run's folder by name, as JSON data or as bytes.
     - ``snapshot_limit``: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
+    - ``run_id``: An unused id from ``RunsHome.new_id``; empty for a new one.
     """
 
     spec: RunSpec
@@ -43,6 +44,7 @@ class Submission(NamedTuple):
     snapshot_limit: int = 0
     files: Mapping[str, Mapping[str, Any]] = {}
     data: Mapping[str, bytes] = {}
+    run_id: str = ""
 
 
 def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
@@ -62,7 +64,7 @@ def submit(submission: Submission, home: RunsHome | None = None) -> RunFolder:
     )
     submission = submission._replace(spec=spec)
     files = _selected(submission, home)
-    run_id = home.new_id(spec.experiment)
+    run_id = submission.run_id or home.new_id(spec.experiment)
     parent = make_private(os.path.join(home.runs, spec.experiment))
     building = RunFolder(make_private(os.path.join(parent, f".new-{run_id}")))
     try:

@@ -1,1 +1,227 @@
 """The configuration of runs: processes, framework, environment."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from azureml.core.conda_dependencies import CondaDependencies as CondaDependencies
+from azureml.core.environment import DEFAULT_CPU_IMAGE as DEFAULT_CPU_IMAGE
+from azureml.core.environment import DEFAULT_GPU_IMAGE as DEFAULT_GPU_IMAGE
+from azureml.core.environment import Environment
+from azureml.exceptions import UserErrorException
+from farandole.base.optional import require
+
+LOCAL_RUNCONFIG_NAME = "local"
+MAX_SECONDS = 2592000  # 30 days
+
+
+class MpiConfiguration:
+    """A job of MPI, or of Horovod: ``process_count_per_node`` times ``node_count`` ranks."""
+
+    def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
+        self.process_count_per_node = process_count_per_node
+        self.node_count = node_count
+
+
+class PyTorchConfiguration:
+    """A job of torch.distributed.
+
+    ``process_count`` is the number of all ranks. None starts one process per node, which starts its
+    node's ranks, as ``torchrun`` does.
+    """
+
+    def __init__(
+        self,
+        communication_backend: str = "Nccl",
+        process_count: int | None = None,
+        node_count: int = 1,
+    ) -> None:
+        self.communication_backend = communication_backend.lower()
+        self.process_count = process_count
+        self.node_count = node_count
+
+
+class TensorflowConfiguration:
+    """A job that reads ``TF_CONFIG``: workers, then parameter servers."""
+
+    def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
+        self.worker_count = worker_count
+        self.parameter_server_count = parameter_server_count
+
+
+class DockerConfiguration:
+    """The container of a run. Runs are processes of their host and use none."""
+
+    def __init__(
+        self,
+        use_docker: bool = False,
+        shared_volumes: bool = True,
+        arguments: list[str] | None = None,
+        shm_size: str | None = "2g",
+    ) -> None:
+        self.use_docker = use_docker
+        self.shared_volumes = shared_volumes
+        self.arguments = arguments or []
+        self.shm_size = shm_size
+
+
+class HistoryConfiguration:
+    """The parts of a run that are kept. Runs always keep their outputs and their source."""
+
+    def __init__(self) -> None:
+        self.output_collection = True
+        self.snapshot_project = True
+        self.directories_to_watch = ["logs"]
+
+
+class AmlComputeConfiguration:
+    """The size of a cluster that is created for one run; not used."""
+
+    def __init__(self) -> None:
+        self.vm_size: str | None = None
+        self.vm_priority: str | None = None
+        self._cluster_max_node_count = 1
+
+
+class DataReferenceConfiguration:
+    """Data of a datastore that a run reads.
+
+    ``mode``: ``mount``, ``download`` or ``upload``.
+    """
+
+    def __init__(
+        self,
+        datastore_name: str | None = None,
+        mode: str = "mount",
+        path_on_datastore: str | None = None,
+        path_on_compute: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.datastore_name = datastore_name
+        self.mode = mode
+        self.path_on_datastore = path_on_datastore
+        self.path_on_compute = path_on_compute
+        self.overwrite = overwrite
+
+
+class RunConfiguration:
+    """The configuration of a run, without its source."""
+
+    def __init__(
+        self,
+        script: str | None = None,
+        arguments: list[Any] | None = None,
+        framework: str | None = None,
+        communicator: str | None = None,
+        conda_dependencies: CondaDependencies | None = None,
+        command: str | list[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.script = script
+        self.arguments = arguments or []
+        self.command = command
+        self._target = "local"
+        self.framework = framework or "Python"
+        self.communicator = communicator or "None"
+        self.node_count = 1
+        self.priority: int | None = None
+        self.max_run_duration_seconds: int | None = MAX_SECONDS
+        self.environment = Environment("default-environment")
+        if conda_dependencies is not None:
+            self.environment.python.conda_dependencies = conda_dependencies
+        self.environment_variables: dict[str, str] = {}
+        self.history = HistoryConfiguration()
+        self.docker: DockerConfiguration | None = None
+        self.mpi = MpiConfiguration()
+        self.pytorch = PyTorchConfiguration()
+        self.tensorflow = TensorflowConfiguration()
+        self.amlcompute = AmlComputeConfiguration()
+        self.data: dict[str, Any] = {}
+        self.output_data: dict[str, Any] = {}
+        self.data_references: dict[str, Any] = {}
+
+    @property
+    def target(self) -> str:
+        """The name of the compute target."""
+        return self._target
+
+    @target.setter
+    def target(self, value: Any) -> None:
+        self._target = target_name(value)
+
+    def save(self, path: str | None = None, name: str | None = None, **kwargs: Any) -> str:
+        """Write ``.azureml/NAME.runconfig`` below ``path`` and return its path."""
+        yaml = require("yaml", "files of run configurations")
+        file_name = _file(path or ".", name or "default")
+        os.makedirs(os.path.dirname(file_name), exist_ok=True)
+        data = {
+            "script": self.script,
+            "command": self.command,
+            "arguments": [str(each) for each in self.arguments],
+            "target": self.target,
+            "framework": self.framework,
+            "communicator": self.communicator,
+            "nodeCount": self.node_count,
+            "maxRunDurationSeconds": self.max_run_duration_seconds,
+            "priority": self.priority,
+            "environmentVariables": dict(self.environment_variables),
+            "environment": self.environment.as_dict(),
+            "mpi": {"processCountPerNode": self.mpi.process_count_per_node},
+            "pytorch": {
+                "communicationBackend": self.pytorch.communication_backend,
+                "processCount": self.pytorch.process_count,
+            },
+            "tensorflow": {
+                "workerCount": self.tensorflow.worker_count,
+                "parameterServerCount": self.tensorflow.parameter_server_count,
+            },
+        }
+        with open(file_name, "w", encoding="utf-8") as file:
+            yaml.safe_dump(data, file, sort_keys=False)
+        return file_name
+
+    @staticmethod
+    def load(path: str, name: str | None = None, **kwargs: Any) -> RunConfiguration:
+        """Return the configuration that ``save`` wrote. Raises UserErrorException without one."""
+        yaml = require("yaml", "files of run configurations")
+        file_name = path if os.path.isfile(path) else _file(path, name or "default")
+        try:
+            with open(file_name, encoding="utf-8") as file:
+                data = yaml.safe_load(file)
+        except OSError as error:
+            raise UserErrorException(
+                f"the run configuration {file_name} cannot be read: {error}"
+            ) from error
+        made = RunConfiguration(
+            data.get("script"),
+            data.get("arguments"),
+            data.get("framework"),
+            data.get("communicator"),
+            command=data.get("command"),
+        )
+        made.target = data.get("target") or "local"
+        made.node_count = data.get("nodeCount", 1)
+        made.max_run_duration_seconds = data.get("maxRunDurationSeconds", MAX_SECONDS)
+        made.priority = data.get("priority")
+        made.environment_variables = dict(data.get("environmentVariables") or {})
+        if data.get("environment"):
+            made.environment = Environment._from_dict(data["environment"])
+        made.mpi.process_count_per_node = data.get("mpi", {}).get("processCountPerNode", 1)
+        pytorch, tensorflow = data.get("pytorch", {}), data.get("tensorflow", {})
+        made.pytorch.process_count = pytorch.get("processCount")
+        made.pytorch.communication_backend = pytorch.get("communicationBackend", "nccl")
+        made.tensorflow.worker_count = tensorflow.get("workerCount", 1)
+        made.tensorflow.parameter_server_count = tensorflow.get("parameterServerCount", 1)
+        return made
+
+
+def target_name(target: Any) -> str:
+    """Return the name of a compute target, given as an object or by name; None is ``local``."""
+    if target is None:
+        return "local"
+    return target if isinstance(target, str) else str(target.name)
+
+
+def _file(path: str, name: str) -> str:
+    return os.path.join(path, ".azureml", f"{name}.runconfig")

@@ -6,15 +6,18 @@ host, because programs expect not to share these folders.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import MutableMapping, Sequence
 
-from farandole.job.runs.folder import RUN_VARIABLE
+from farandole.job.runs.folder import RUN_ID_VARIABLE, RUN_VARIABLE, make_private
 
 NODE_RANKS_VARIABLE = "FARANDOLE_RANKS_PER_NODE"
 # The number of TensorFlow's workers among the ranks; the others are parameter servers.
 TF_WORKERS_VARIABLE = "FARANDOLE_TF_WORKERS"
+# Set for the runs of farandole-azureml.
+AZUREML_VARIABLE = "AZUREML_ARM_PROJECT_NAME"
 
 
 def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
@@ -37,6 +40,18 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
         os.chdir(os.path.join(work, "source"))
         env["TMPDIR"] = os.path.join(work, "tmp")
         env["PWD"] = os.getcwd()
+        if AZUREML_VARIABLE in env:
+            _speak_azureml(folder, env)
+
+
+def _speak_azureml(folder: str, env: MutableMapping[str, str]) -> None:
+    """Set the variables of Azure ML's runs, and keep the files that the program writes to ``logs``
+    in its working directory.
+    """
+    env["AZUREML_RUN_ID"] = env[RUN_ID_VARIABLE]
+    env["AZUREML_OUTPUT_DIRECTORY"] = os.path.join(os.getcwd(), "outputs")
+    with contextlib.suppress(FileExistsError):
+        os.symlink(make_private(os.path.join(folder, "outputs", "logs")), "logs")
 
 
 def name_master(env: MutableMapping[str, str]) -> None:

@@ -8,8 +8,8 @@ import importlib.metadata
 import importlib.util
 import os
 
-PACKAGES = ("farandole", "horovod", "sparkdl")
-DISTRIBUTIONS = ("farandole", "farandole-horovod")
+PACKAGES = ("farandole", "horovod", "sparkdl", "azureml")
+DISTRIBUTIONS = ("farandole", "farandole-horovod", "farandole-azureml")
 
 
 def requirements() -> list[str]:

@@ -1,1 +1,22 @@
 """Kinds of compute targets."""
+
+from azureml.core.compute.amlcompute import AmlCompute
+from azureml.core.compute.amlcompute import AmlComputeStatus as AmlComputeStatus
+from azureml.core.compute.hosts import (
+    BatchCompute,
+    ComputeInstance,
+    DsvmCompute,
+    KubernetesCompute,
+    RemoteCompute,
+)
+from azureml.core.compute_target import ComputeTarget
+
+__all__ = [
+    "AmlCompute",
+    "BatchCompute",
+    "ComputeInstance",
+    "ComputeTarget",
+    "DsvmCompute",
+    "KubernetesCompute",
+    "RemoteCompute",
+]

@@ -1,0 +1,49 @@
+"""The run of this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from farandole.job.runs.folder import RUN_VARIABLE, RunFolder
+
+if TYPE_CHECKING:
+    from azureml.core.experiment import Experiment
+
+
+def context_folder() -> RunFolder | None:
+    """Return the folder of the run to which this process belongs; None outside of a run."""
+    path = os.environ.get(RUN_VARIABLE, "")
+    return RunFolder(path) if path else None
+
+
+def context_experiment(folder: RunFolder) -> Experiment:
+    """Return the experiment of the run, in the workspace that submitted it."""
+    from azureml.core.experiment import Experiment
+    from azureml.core.workspace import Workspace
+
+    made = Experiment.__new__(Experiment)
+    made._name = folder.spec().experiment
+    name = os.environ.get("AZUREML_ARM_WORKSPACE_NAME")
+    made._workspace = (
+        Workspace(
+            os.environ["AZUREML_ARM_SUBSCRIPTION"], os.environ["AZUREML_ARM_RESOURCEGROUP"], name
+        )
+        if name
+        else Workspace()
+    )
+    return made
+
+
+def fail_at_exit(cause: str) -> None:
+    """Let this process end with exit code 1, whatever its program does: ``fail()`` was called."""
+
+    def end() -> None:
+        sys.stderr.write(f"the program called fail(): {cause}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    atexit.register(end)

@@ -1,0 +1,111 @@
+"""Runs of this process: ``Experiment.start_logging`` and ``Run.child_run``.
+
+This process is the runner: it records the metrics, and the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+
+from azureml._farandole.errors import raised_as
+from azureml.exceptions import SnapshotException
+from farandole.job.runs.folder import RunFolder, make_private
+from farandole.job.runs.home import RunsHome
+from farandole.job.runs.spec import Resources, RunSpec
+from farandole.job.runs.states import RunState
+from farandole.job.tracking import files
+from farandole.jobs import attempts, outputs, snapshot, spool
+from farandole.jobs.heartbeat import Heartbeat
+from farandole.jobs.retries import WORKLOAD
+from farandole.jobs.submission import write_request
+
+OUTPUTS = "outputs"
+_CLOCKS = 2.0  # seconds by which the clocks of a file system may differ
+
+
+class _Active:
+    """A run of this process."""
+
+    def __init__(self, folder: RunFolder, watched: str) -> None:
+        self.watched = watched
+        self.began = time.time()
+        self.heartbeat = Heartbeat(folder)
+        self.heartbeat.__enter__()
+
+
+_active: dict[str, _Active] = {}
+
+
+def start(
+    experiment: str,
+    display_name: str,
+    *,
+    source: str = "",
+    outputs: str | bool | None = None,
+    run_id: str = "",
+    parent: str = "",
+    tags: dict[str, str] | None = None,
+) -> str:
+    """Start a run of this process and return its id.
+
+    Arguments:
+        source: The folder for the snapshot; empty for none.
+        outputs: The folder whose new files are copied at the end; None for ``outputs``, False for
+            none.
+        run_id: Its id, by default a new uuid.
+        parent: The id of its parent.
+
+    Raises SnapshotException if the source is too large.
+    """
+    home = RunsHome()
+    spec = RunSpec(
+        experiment,
+        name=display_name,
+        resources=Resources(cores=0.0),
+        parent=parent,
+        tags=tags or {},
+        source=os.path.abspath(source) if source else "",
+    )
+    run_id = run_id or str(uuid.uuid4())
+    parent_folder = make_private(os.path.join(home.runs, experiment))
+    building = RunFolder(make_private(os.path.join(parent_folder, f".new-{run_id}")))
+    folder = RunFolder(os.path.join(parent_folder, run_id))
+    facts = {}
+    if source:
+        with raised_as(SnapshotException):
+            found = snapshot.select(source, home)
+        taken = snapshot.write(found, building.file("snapshot"), home)
+        facts = {"snapshot": taken.digest, "snapshot_files": taken.files}
+    write_request(building, spec, home, source=spec.source, facts=facts, tracked=True)
+    attempts.claim(building, 1)
+    building.record("state", state=RunState.RUNNING.value, attempt=1)
+    os.rename(building.path, folder.path)
+    folder.folder("outputs")
+    spool.add(home, folder)
+    watched = "" if outputs is False else str(outputs or OUTPUTS)
+    _active[run_id] = _Active(folder, os.path.abspath(watched) if watched else "")
+    return run_id
+
+
+def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
+    """End a run of this process; has no effect on a run that has ended."""
+    active = _active.pop(folder.run_id, None)
+    if active is not None:
+        _keep_outputs(folder, active)
+        active.heartbeat.__exit__(None, None, None)
+    if folder.end() is None:
+        outputs.collect(folder)
+        code = 0 if state is RunState.COMPLETED else 1
+        attempts.conclude(folder, 1, state, cause=cause, domain=WORKLOAD, exit_code=code)
+    spool.remove(RunsHome(), folder)
+
+
+def _keep_outputs(folder: RunFolder, active: _Active) -> None:
+    """Copy the files that were written to the watched folder since the start of the run."""
+    for where, _, names in os.walk(active.watched):
+        for name in names:
+            path = os.path.join(where, name)
+            if os.path.isfile(path) and os.stat(path).st_mtime >= active.began - _CLOCKS:
+                files.add(folder, path, os.path.relpath(path, active.watched))

@@ -1,0 +1,32 @@
+"""Addresses on Farandole's page, and tables for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+ADDRESS = "http://127.0.0.1:8787"  # the default of ``farandole dashboard``
+
+
+def run_url(run_id: str) -> str:
+    """Return the address of a run, without a token."""
+    return f"{ADDRESS}/#/run/{run_id}"
+
+
+def experiment_url(name: str) -> str:
+    """Return the address of an experiment, without a token."""
+    return f"{ADDRESS}/#/runs?experiment={name}"
+
+
+def as_table(facts: Mapping[str, str]) -> str:
+    """Return facts as an HTML table with one row; a value that is a URL becomes a link."""
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in facts)
+    cells = "".join(f"<td>{_cell(text)}</td>" for text in facts.values())
+    return f'<table style="width:100%"><tr>{heads}</tr><tr>{cells}</tr></table>'
+
+
+def _cell(text: str) -> str:
+    shown = html.escape(text)
+    if text.startswith(("http://", "https://")):
+        return f'<a href="{shown}" target="_blank" rel="noopener">{shown}</a>'
+    return shown
