@@ -123,8 +123,13 @@ def definition_of_spec(spec: RunSpec) -> dict[str, Any]:
     words = list(spec.command)
     is_script = len(words) > 1 and words[0] == "python"
     arguments = Arguments(words, words[2:] if is_script else words, {}, {})
-    given = {"script": words[1]} if is_script else {"command": " ".join(words) or "a function"}
-    return definition_of(ScriptRunConfig(".", run_config=config, **given), arguments, layout)
+    made = ScriptRunConfig(
+        ".",
+        words[1] if is_script else None,
+        run_config=config,
+        command=None if is_script else " ".join(words) or "a function",
+    )
+    return definition_of(made, arguments, layout)
 
 
 def _data(arguments: Arguments) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 ``outputs/...`` and ``logs/...`` are the files that a program writes to these folders, and
 ``user_logs/...`` the output of its ranks. A file that is uploaded under another name is kept in the
-run's outputs too; the record of the upload tells the names apart.
+run's outputs too; the record of the upload distinguishes the names.
 """
 
 from __future__ import annotations

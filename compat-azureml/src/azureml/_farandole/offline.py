@@ -135,7 +135,7 @@ class _OfflineRun(RunLogging):
         self._status = "Canceled"
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Do nothing: nothing is kept."""
+        """Accept the call: nothing is kept."""
 
     def wait_for_completion(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the details at once."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 
-ADDRESS = "http://127.0.0.1:8787"  # the default of ``farandole dashboard``
-
 
 def run_url(run_id: str) -> str:
     """Return the address of a run, without a token."""
-    return f"{ADDRESS}/#/run/{run_id}"
+    return f"{_address()}/#/run/{run_id}"
+
+
+def _address() -> str:
+    """Return the default address of ``farandole dashboard``."""
+    from farandole.dashboard.commands.dashboard import PORT
+
+    return f"http://127.0.0.1:{PORT}"
 
 
 def experiment_url(name: str) -> str:
     """Return the address of an experiment, without a token."""
-    return f"{ADDRESS}/#/runs?experiment={name}"
+    return f"{_address()}/#/runs?experiment={name}"
 
 
 def as_table(facts: Mapping[str, str]) -> str:

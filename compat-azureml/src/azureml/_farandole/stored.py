@@ -1,4 +1,4 @@
-"""What this SDK changes in a run after its submission: names, tags and properties."""
+"""Changes of a run after its submission: names, tags and properties."""
 
 from __future__ import annotations
 

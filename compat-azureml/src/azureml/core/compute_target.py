@@ -132,7 +132,7 @@ class ComputeTarget:
             say('Succeeded\nProvisioning operation finished, operation "Succeeded"')
 
     def refresh_state(self) -> None:
-        """Do nothing: every property is read when it is used."""
+        """Accept the call: every property is read when it is used."""
 
     def delete(self) -> None:
         """Delete the target's definition.

@@ -24,7 +24,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{2,35}"
 class Experiment:
     """A named group of runs.
 
-    Its runs are those of Farandole's experiment of this name, so ``farandole runs`` lists them.
+    Its runs are the runs of Farandole's experiment of this name: ``farandole runs`` lists them.
     """
 
     def __init__(self, workspace: Workspace, name: str, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class Experiment:
         self._change(archived=None)
 
     def refresh(self) -> None:
-        """Do nothing: every property is read when it is used."""
+        """Accept the call: every property is read when it is used."""
 
     @staticmethod
     def list(

@@ -23,7 +23,7 @@ from farandole.job.runs.states import RunState
 from farandole.jobs.references import listed
 from farandole.jobs.supervisor.wake import ensure_running
 
-RUNNING_STATES = ("NotStarted", "Queued", "Preparing", "Provisioning", "Starting", "Running")
+List = list  # ``Run.list`` hides the type within the class
 
 
 class Run(RunData):
@@ -201,7 +201,7 @@ class Run(RunData):
         return self.get_details()
 
     def start(self) -> None:
-        """Do nothing: a run of this process has started already."""
+        """Accept the call: a run of this process has started already."""
 
     def complete(self, **kwargs: Any) -> None:
         """End a run of this process as completed. A submitted run ends with its program."""
@@ -226,10 +226,10 @@ class Run(RunData):
             ensure_running(RunsHome())
 
     def clean(self) -> None:
-        """Do nothing: the working directories are deleted at the end of a run."""
+        """Accept the call: the working directories are deleted at the end of a run."""
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Do nothing: every value is written when it is recorded."""
+        """Accept the call: every value is written when it is recorded."""
 
     def _end(self, state: RunState, cause: str = "") -> None:
         if self._folder.submitted().get("tracked"):
@@ -258,8 +258,8 @@ class Run(RunData):
         self,
         count: int | None = None,
         tag_key: str | None = None,
-        tag_values: list[str] | None = None,
-    ) -> list[Run]:
+        tag_values: List[str] | None = None,
+    ) -> List[Run]:
         """Start ``count`` children, or one for each of ``tag_values``, and return them."""
         if (count is None) == (tag_values is None):
             raise UserErrorException(
@@ -314,7 +314,7 @@ class Run(RunData):
         """Set tags."""
         RunChanges(self._folder).set_tags({key: str(text) for key, text in tags.items()})
 
-    def remove_tags(self, tags: list[str] | str) -> dict[str, str]:
+    def remove_tags(self, tags: List[str] | str) -> dict[str, str]:
         """Remove tags and return the remaining ones."""
         RunChanges(self._folder).remove_tags([tags] if isinstance(tags, str) else [*tags])
         return self.get_tags()
@@ -345,7 +345,7 @@ class Run(RunData):
         """Return a secret of the workspace; None if there is none."""
         return self._experiment.workspace.get_default_keyvault().get_secret(name)
 
-    def get_secrets(self, secrets: list[str]) -> dict[str, Any]:
+    def get_secrets(self, secrets: List[str]) -> dict[str, Any]:
         """Return secrets of the workspace by name."""
         found: dict[str, Any] = self._experiment.workspace.get_default_keyvault().get_secrets(
             secrets

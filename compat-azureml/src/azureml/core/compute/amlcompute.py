@@ -154,7 +154,7 @@ class AmlCompute(ComputeTarget):
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
         """Change the limits of the cluster's size; None keeps a limit."""
-        new = {
+        new: dict[str, Any] = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
             "idle_seconds": idle_seconds_before_scaledown,

@@ -69,7 +69,7 @@ class ComputeInstance(AmlCompute):
     _compute_type = "ComputeInstance"
 
     @staticmethod
-    def provisioning_configuration(
+    def provisioning_configuration(  # type: ignore[override]  # as in the SDK
         vm_size: str = "",
         tags: dict[str, str] | None = None,
         description: str | None = None,
@@ -80,13 +80,13 @@ class ComputeInstance(AmlCompute):
         return TargetConfiguration("ComputeInstance", "local", {"max_nodes": 1}, facts)
 
     def start(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
-        """Do nothing: this host is running."""
+        """Accept the call: this host is running."""
 
     def stop(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
-        """Do nothing: this host keeps running."""
+        """Accept the call: this host keeps running."""
 
     def restart(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
-        """Do nothing: this host keeps running."""
+        """Accept the call: this host keeps running."""
 
 
 class BatchCompute(ComputeTarget):
