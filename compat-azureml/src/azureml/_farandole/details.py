@@ -47,7 +47,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
 
 
 def properties(folder: RunFolder, *, started: bool) -> dict[str, str]:
-    """Return the properties of a run: the ones that Azure's service sets, then the program's own."""
+    """Return the properties of a run: the ones of Azure's service, then the program's own."""
     spec, submitted = folder.spec(), folder.submitted()
     found = {}
     if not submitted.get("tracked"):
