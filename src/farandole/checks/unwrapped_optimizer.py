@@ -6,6 +6,7 @@ digest of its weights in the job's store, and rank 0 compares the digests.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from time import monotonic
 
@@ -19,6 +20,7 @@ from farandole.checks.missing_exchange import outcome
 from farandole.checks.reporting import report
 from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job import context
+from farandole.job.config.rank_variables import RUN_VARIABLE
 
 MOMENT = 2.0  # seconds for other ranks to finish their first epoch
 STEPS = 20  # this many steps without an exchange are training
@@ -98,10 +100,20 @@ def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding 
     )
 
 
+def _record_models(digests: Sequence[int] | None) -> None:
+    """Record the number of different models in the run, if this process belongs to one."""
+    if digests is not None and os.environ.get(RUN_VARIABLE):
+        # imported here because most jobs leave no run
+        from farandole.job.tracking import training
+
+        training.record(models=len(set(digests)))
+
+
 def report_unwrapped(what: str, digests: Sequence[int] | None, cure: str) -> None:
     """Report on rank 0 that ranks did ``what`` and exchanged nothing, and skip the check at the
     job's end.
     """
     if context.rank() == 0:
+        _record_models(digests)
         report(context.engine(), [unwrapped(what, context.size(), digests, cure)])
     context.skip_exchange_check()

@@ -34,7 +34,6 @@ from farandole.keras.adapted import watch
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     MetricAverageCallback,
-    TrackingCallback,
     process_set_of,
     together,
 )
@@ -58,6 +57,7 @@ from farandole.keras.optimizer import (
     reducers_of,
 )
 from farandole.keras.pooling import root_of
+from farandole.keras.recording import TrainingRecorder, recorders
 from farandole.keras.reducer import backend
 
 
@@ -89,18 +89,22 @@ def _wrapped(original: Any, wrapper: Any) -> Any:
 
 
 def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if not together(self):
+    alone = not together(self)
+    if alone and not belongs_to_run():
         return original(self, *args, **kwargs)
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     callbacks = bound.arguments.get("callbacks")
     users = flat(callbacks)
+    if alone:
+        around(bound, callbacks, [], recorders(bound.arguments, users))
+        return original(*bound.args, **bound.kwargs)
     epochs = _epochs_of(bound.arguments)
     idle = idle_early_stopping(users, epochs) if context.rank() == 0 else None
     if idle is not None:
         warn_unless_off(idle)
     gradients = next((reducer for _, reducer in reducers_of(self)), None)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
-        around(bound, callbacks, [], [NoExchangeWarning()])
+        around(bound, callbacks, [], [*_recorders(bound, users), NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
     process_set = process_set_of(self)
     _look_for_synchronized(self, process_set)
@@ -125,8 +129,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         training = Training(process_set, silent, broadcast)
         first = [BeforeUserCallbacks(training), *([] if own_broadcast else [broadcast])]
         last: list[Any] = [AfterUserCallbacks(training)]
-        if belongs_to_run() and not any(isinstance(each, TrackingCallback) for each in users):
-            last.append(TrackingCallback())
+        last += _recorders(bound, users)
         if gradients is None:
             last.append(NoExchangeWarning())
         around(bound, callbacks, first, last)
@@ -138,6 +141,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         finally:
             metrics.pooled_by_fit.discard(id(self))
             training.restore(self)
+
+
+def _recorders(bound: inspect.BoundArguments, users: list[Any]) -> list[Any]:
+    return recorders(bound.arguments, users) if belongs_to_run() else []
 
 
 _OURS = (BroadcastGlobalVariablesCallback, MetricAverageCallback)
@@ -155,7 +162,7 @@ def around(
     callbacks: Any,
     first: list[Any],
     last: list[Any],
-    replaced: type = SynchronizingCallback,
+    replaced: type | tuple[type, ...] = (SynchronizingCallback, TrainingRecorder),
 ) -> None:
     """Put callbacks before and after the user's, replacing those that an earlier ``fit`` added to
     the user's list.

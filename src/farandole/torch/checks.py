@@ -5,9 +5,10 @@ the steps of all optimizers in the process.
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,11 +30,15 @@ from farandole.checks.unwrapped_optimizer import (
 from farandole.core.engine import Engine
 from farandole.errors import RanksDifferError
 from farandole.job import context
+from farandole.job.config.rank_variables import RUN_VARIABLE
 from farandole.job.context import ProcessSet
 from farandole.job.report import reporter
 from farandole.torch.binding import is_dense
 from farandole.torch.functions import _collectives
 from farandole.torch.parameter_names import model_names, modules, names_of
+
+if TYPE_CHECKING:
+    from farandole.torch.recording import TrainingCounts
 
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
@@ -421,6 +426,8 @@ def none_stepped() -> Callable[[], bool]:
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _counts is not None:
+        _counts.after_step(optimizer)
     for own_steps in list(_own_steps):
         own_steps.on_other_step(optimizer)
     if not context.takes_part():
@@ -436,6 +443,21 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         watch = _watch_of[optimizer] = UnwrappedWatch(engine, len(_watches))
         _watches.append(watch)
     watch.after_step(optimizer)
+
+
+def _counts_of_run() -> TrainingCounts | None:
+    """Return the counts of a training that belongs to a run; None outside a run."""
+    if not os.environ.get(RUN_VARIABLE):
+        return None
+    # imported here because most jobs leave no run
+    from farandole.torch import recording
+
+    counts = recording.TrainingCounts()
+    recording.install(counts)
+    return counts
+
+
+_counts = _counts_of_run()
 
 
 def _at_exit() -> None:

@@ -175,16 +175,15 @@ def validation(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
     first = runs[0]
     for run in runs[1:]:
         rows = run.validation_rows, first.validation_rows
-        same_rows = None in rows or rows[0] == rows[1]
-        if run.validation and first.validation and run.validation != first.validation:
-            counts = "" if same_rows else f": {rows[0]:,} and {rows[1]:,} samples"
+        more = bool(rows[0] and rows[1] and not _close(rows[0], rows[1], _TOLERANCE))
+        other = bool(run.validation and first.validation and run.validation != first.validation)
+        if other or more:
+            counts = f": {rows[0]:,} and {rows[1]:,} samples" if more else ""
             yield Unfairness(
                 Reason.VALIDATION,
                 (first.run_id, run.run_id),
-                f"rank 0 of {label(run)} and rank 0 of {label(first)} validated on different"
-                f" data{counts}.",
-                "The validation values measure different things, unless they are pooled over all"
-                " ranks.",
+                f"{label(run)} and {label(first)} validated on different data{counts}.",
+                "The validation values measure different things.",
                 "Validate on the same data, or on parts of it with metrics pooled over all ranks.",
             )
 

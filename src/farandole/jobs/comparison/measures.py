@@ -47,7 +47,8 @@ class RunMeasures:
     - ``exchange_bytes``: Bytes of rank 0's collectives.
     - ``exchanges``: Whether the ranks exchanged gradients; None if unknown or for one rank.
     - ``same_data``: Whether all ranks trained on the same data; None if unknown or for one rank.
-    - ``data``, ``validation``: Digests of the training and validation data of rank 0.
+    - ``data``, ``validation``: Digests of the training data of rank 0, and of the validation data
+      of all ranks; empty if unknown.
     - ``hosts``: Hosts of the ranks. ``cores``: Cores of rank 0's host.
     - ``other_load``: Load of rank 0's host caused by other processes, in cores.
     - ``began``: The time at which the run's last attempt began to run, in seconds since 1970.
@@ -128,8 +129,7 @@ def measures(folder: RunFolder) -> RunMeasures:
         exchanges=exchanges,
         same_data=same_data,
         data=str(of_zero.get("data", "")),
-        validation=str(of_zero.get("validation", "")),
-        validation_rows=of_zero.get("validation_rows"),
+        **_validation(training),
         seed=str(next((named[name] for name in _SEEDS if name in named), "")),
         hosts=tuple(sorted({str(each[-1].get("host")) for each in processes.values() if each})),
         cores=next((each[-1].get("cores") for each in processes.values() if each), None),
@@ -170,6 +170,17 @@ def _same_data(
     if len(digests) < ranks or not all(digests):
         return None
     return len(set(digests)) == 1
+
+
+def _validation(training: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the digest and the rows of the validation data: of all ranks if each has its part."""
+    if not training:
+        return {}
+    digests = {str(each.get("validation", "")) for each in training.values()}
+    rows = [each.get("validation_rows") for each in training.values()]
+    if len(digests) == 1:
+        return {"validation": digests.pop(), "validation_rows": rows[0]}
+    return {"validation_rows": None if None in rows else sum(rows)}
 
 
 def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> float | None:
