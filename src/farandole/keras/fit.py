@@ -99,9 +99,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         around(bound, callbacks, [], recorders(bound.arguments, users))
         return original(*bound.args, **bound.kwargs)
     epochs = _epochs_of(bound.arguments)
-    idle = idle_early_stopping(users, epochs) if context.rank() == 0 else None
-    if idle is not None:
-        warn_unless_off(idle)
+    _report_idle_stopping(users, epochs)
     gradients = next((reducer for _, reducer in reducers_of(self)), None)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
         around(bound, callbacks, [], [*_recorders(bound, users), NoExchangeWarning()])
@@ -141,6 +139,12 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         finally:
             metrics.pooled_by_fit.discard(id(self))
             training.restore(self)
+
+
+def _report_idle_stopping(users: list[Any], epochs: int) -> None:
+    idle = idle_early_stopping(users, epochs) if context.rank() == 0 else None
+    if idle is not None:
+        warn_unless_off(idle)
 
 
 def _recorders(bound: inspect.BoundArguments, users: list[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farandole.jobs.comparison.curves import Curve
+from farandole.jobs.comparison.curves import RunCurve
 from farandole.jobs.comparison.equal_value import (
     MAXIMIZE,
     MINIMIZE,
@@ -15,10 +15,10 @@ from farandole.jobs.comparison.equal_value import (
 )
 
 
-def curve(*values: float, seconds: float = 10.0) -> Curve:
+def curve(*values: float, seconds: float = 10.0) -> RunCurve:
     count = len(values)
     steps = np.arange(count)
-    return Curve(steps, (steps + 1) * seconds, np.array(values, dtype=np.float64))
+    return RunCurve(steps, (steps + 1) * seconds, np.array(values, dtype=np.float64))
 
 
 def test_the_best_value_that_all_runs_reach() -> None:
@@ -78,7 +78,7 @@ def test_validation_metrics_are_chosen_first() -> None:
 def test_long_curves_keep_their_extremes() -> None:
     values = np.zeros(10_000)
     values[1234], values[8765], values[-1] = 7.0, -7.0, np.nan
-    data = Curve(np.arange(10_000), np.arange(10_000) * 0.5, values).to_json(points=100)
+    data = RunCurve(np.arange(10_000), np.arange(10_000) * 0.5, values).to_json(points=100)
     assert len(data["step"]) == len(data["seconds"]) == len(data["value"]) <= 102
     assert {7.0, -7.0, 0.0} <= set(data["value"])
     assert data["step"][0] == 0

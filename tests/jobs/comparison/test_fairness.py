@@ -115,7 +115,8 @@ def test_other_validation_data_is_found() -> None:
     other = replace(HONEST, validation="cc", validation_rows=75)
     assert codes(SINGLE, other) == [Reason.VALIDATION]
     assert mentions(only(Reason.VALIDATION, SINGLE, other).seen, "75", "300")
-    assert codes(SINGLE, replace(other, validation="")) == []
+    assert codes(SINGLE, replace(other, validation="")) == [Reason.VALIDATION]
+    assert codes(SINGLE, replace(HONEST, validation="")) == []  # parts of the same data
 
 
 def test_other_training_data_of_single_processes() -> None:

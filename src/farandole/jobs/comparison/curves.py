@@ -15,7 +15,7 @@ POINTS = 500  # of a curve, at most
 _MOST = 24  # metrics
 
 
-class Curve(NamedTuple):
+class RunCurve(NamedTuple):
     """A metric of a run: arrays of steps, of seconds since the run began to run, and of values."""
 
     steps: Any
@@ -42,7 +42,7 @@ def common_metrics(folders: Sequence[RunFolder]) -> list[str]:
     return sorted(set.intersection(*found))[:_MOST] if found else []
 
 
-def curve(folder: RunFolder, name: str, began: float | None) -> Curve:
+def curve(folder: RunFolder, name: str, began: float | None) -> RunCurve:
     """Return a metric of rank 0.
 
     ``began``: the time at which the run began to run, in seconds since 1970; None takes the time of
@@ -50,7 +50,7 @@ def curve(folder: RunFolder, name: str, began: float | None) -> Curve:
     """
     steps, times, values = metrics.series(folder, name)
     zero = began if began is not None else (times[0] if len(times) else 0.0)
-    return Curve(steps, times - zero, values)
+    return RunCurve(steps, times - zero, values)
 
 
 def _extremes(values: Any, points: int) -> Any:

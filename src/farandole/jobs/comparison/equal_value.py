@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.jobs.comparison.curves import Curve
+from farandole.jobs.comparison.curves import RunCurve
 
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 # Parts of names, most telling first: of metrics that are better when smaller, or when larger.
@@ -52,7 +52,7 @@ class EqualValue:
         return asdict(self)
 
 
-def goal_of(name: str, curves: Sequence[Curve] = ()) -> str | None:
+def goal_of(name: str, curves: Sequence[RunCurve] = ()) -> str | None:
     """Return whether a metric is to be maximized or minimized; None if unknown.
 
     The name decides. Otherwise the direction in which all curves have moved, from the first to the
@@ -87,7 +87,7 @@ def chosen_metric(names: Sequence[str]) -> str | None:
 def equal_value(
     metric: str,
     goal: str,
-    curves: Sequence[Curve],
+    curves: Sequence[RunCurve],
     totals: Sequence[tuple[float | None, float | None]] = (),
 ) -> EqualValue | None:
     """Return the cost of the best value that all runs reach; None if a run has no finite value.

@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole.errors import SettingsError, did_you_mean
 from farandole.job.runs.folder import RunFolder
-from farandole.jobs.comparison.curves import Curve, common_metrics, curve
+from farandole.jobs.comparison.curves import RunCurve, common_metrics, curve
 from farandole.jobs.comparison.differences import differences
 from farandole.jobs.comparison.equal_value import (
     MAXIMIZE,
@@ -39,7 +39,7 @@ class Comparison:
     differences: dict[str, list[Any]]
     environment: dict[str, list[str | None]]
     source: list[dict[str, Any]]
-    curves: dict[str, list[Curve]]
+    curves: dict[str, list[RunCurve]]
     equal: EqualValue | None
     unfair: tuple[Unfairness, ...]
 
@@ -100,7 +100,7 @@ def compare(
 
 
 def _equal(
-    curves: dict[str, list[Curve]],
+    curves: dict[str, list[RunCurve]],
     runs: Sequence[RunMeasures],
     metric: str | None,
     goal: str | None,
