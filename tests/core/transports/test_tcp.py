@@ -53,6 +53,32 @@ class TestTcp(TransportKit):
 
         assert self.run(3, fn) == ["rank 1 was lost", "rank 1 was lost", "left"]
 
+    def test_a_rank_that_aborts_passes_an_earlier_abort_on(self) -> None:
+        """Rank 1's abort reaches only rank 0, which then aborts, too."""
+        passed_on = threading.Event()
+
+        def fn(transport: Any) -> str:
+            transport.barrier()
+            if transport.rank == 1:
+                peers = transport.board._peers
+                slow = peers.pop(2)
+                transport.abort("rank 1 ran out of patience")
+                assert passed_on.wait(20)
+                peers[2] = slow
+                return ""
+            if transport.rank == 0:
+                with pytest.raises(PeerLostError):
+                    transport.barrier()
+                transport.abort("rank 0 lost rank 1")
+                passed_on.wait(20)
+                return ""
+            with pytest.raises(PeerLostError) as caught:
+                wait_forever(transport.board)
+            passed_on.set()
+            return str(caught.value)
+
+        assert self.run(3, fn)[2] == "rank 1 ran out of patience"
+
 
 class TestTcpLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:

@@ -73,6 +73,7 @@ class TcpBoard:
         self._rounds = BoardRounds(place.rank, place.size)
         self._gone: dict[int, None] = {}  # ranks that left in order, the first one first
         self._news = False
+        self._reported = False  # whether the loss was sent to all ranks
         self._closed = False
         self._lock = threading.RLock()
         self._peers = {
@@ -271,11 +272,19 @@ class TcpBoard:
             self._lose(error, reason=f"rank {self.name} reports: {error}")
 
     def abort(self, why: str) -> None:
-        """Report the abort to all ranks and end all waits here."""
+        """Report the abort to all ranks and end all waits here.
+
+        If the wire is lost already, report that loss: all ranks know the reason when this returns,
+        even if the connection from the rank that aborted first is slow.
+        """
         with self._lock:
-            if self.lost is None and not self._closed:
+            if self._closed:
+                return
+            if self.lost is None:
                 self._lose(PeerLostError(why or "the transport was aborted", self.name), reason=why)
-                self._finish_sending()
+            elif not self._reported:
+                self._send_loss(str(self.lost), self.lost.rank)
+            self._finish_sending()
 
     def close(self) -> None:
         """Send the goodbye; if the wire is lost, the reason, so that ranks that have not noticed do
@@ -288,7 +297,7 @@ class TcpBoard:
             if self.lost is None:
                 self._forward(everything=True)
                 self._send_to_all(GOODBYE, RANK.pack(self.rank))
-            else:
+            elif not self._reported:
                 self._send_loss(str(self.lost), self.lost.rank)
             self._finish_sending()
             self._closed = True
@@ -312,6 +321,7 @@ class TcpBoard:
             self._send_loss(str(error) if reason is None else reason, error.rank)
 
     def _send_loss(self, why: str, rank: int) -> None:
+        self._reported = True
         self._send_to_all(_ABORT, RANK.pack(rank) + why.encode())
 
     def _send_to_all(self, kind: bytes, payload: bytes) -> None:

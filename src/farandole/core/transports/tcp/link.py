@@ -417,10 +417,13 @@ class TcpLink:
         self._report = report
 
     def abort(self, why: str) -> None:
-        """Wake every waiting rank, on this wire and its splits."""
+        """Wake every waiting rank, on this wire and its splits.
+
+        This wire comes first: a rank that a split wakes then finds this wire lost, too.
+        """
+        self.board.abort(why)
         for child in self._children:
             child.abort(why)
-        self.board.abort(why)
 
     def close(self) -> None:
         if self._closed:
