@@ -13,6 +13,7 @@ from farandole.cli import run
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.config.fields import settings_of
+from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch import driver
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.job import Job
@@ -53,12 +54,46 @@ class TestRun:
         assert list(started[0].command) == ["-odd-name", "--", "x"]
         assert started[0].np == 3
 
+    def test_bounds_make_a_job_elastic(
+        self, started: list[Job], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert cli.main(["run", "--min-np", "2", "--show-ranks", "0,9", "true"]) == 0
+        assert cli.main(["run", "-np", "3", "-H", "localhost:4", "--max-np", "4", "true"]) == 0
+        monkeypatch.setenv("FARANDOLE_MIN_NP", "2")
+        assert cli.main(["run", "--host-discovery-script", "find.sh", "true"]) == 0
+        plans = [job.elastic for job in started]
+        options = [plan.options for plan in plans if plan is not None]
+        assert options == [ElasticOptions(2, 2), ElasticOptions(3, 3, 4), ElasticOptions(2, 2)]
+        assert [job.np for job in started] == [2, 3, 2]
+        assert started[0].display.show_ranks == (0, 9)
+
+    @pytest.mark.parametrize(
+        ("flags", "values"),
+        [
+            ("--max-np 4", ("-np", "--min-np")),
+            ("--min-np 4 --max-np 2", ("min_np=4", "max_np=2")),
+            ("--min-np 2 -H a:2 --host-discovery-script x", ("a:2", "x")),
+            ("--min-np 2 --max-np 4 --show-ranks 4", ("4", "0 to 3")),
+        ],
+    )
+    def test_contradicting_bounds_are_refused(
+        self,
+        started: list[Job],
+        capsys: pytest.CaptureFixture[str],
+        flags: str,
+        values: tuple[str, ...],
+    ) -> None:
+        assert cli.main(["run", *flags.split(), "true"]) == 2
+        assert mentions(capsys.readouterr().err, *values)
+        assert not started
+
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
         special = {each.name: each.choices[-1] for each in settings_of(Settings) if each.choices}
         special |= {
             "autotune_gaussian_process_noise": "0.5",
             "codec": "topk:0.01",
+            "cooldown_range": "10:100",
             "strategy": "diloco:8",
         }
         flags: list[str] = []
@@ -68,7 +103,7 @@ class TestRun:
                 if each.kind is bool
                 else [each.flag, special.get(each.name, values[each.kind])]
             )
-        assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
+        assert cli.main(["run", "-np", "3", *flags, "true"]) == 0
         settings = started[0].settings
         for each in settings_of(Settings):
             plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]

@@ -12,6 +12,7 @@ import pytest
 
 from farandole.compat import HOROVOD, flags, horovodrun
 from farandole.errors import SettingsError
+from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch import driver
 from farandole.job.launch.job import Job
 from farandole.job.launch.launchers import mpi
@@ -138,6 +139,28 @@ def test_the_rest_of_the_line_is_the_command(started: list[Job], tmp_path: Path)
         True,
     )
     assert (second.display.output_dir, list(second.command)) == ("out", ["x"])
+
+
+def test_flags_of_an_elastic_job(
+    started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "discover.sh").write_text("#!/bin/sh\necho localhost\necho 127.0.0.1:1\n")
+    (tmp_path / "discover.sh").chmod(0o755)
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "60")
+    line = f"-np 3 --min-np 2 --max-np 4 --host-discovery-script {tmp_path}/discover.sh"
+    line += " --slots 2 --reset-limit 5 --blacklist-cooldown-range 10 100 true"
+    assert horovodrun.main(line.split()) == 0
+    line = "-np 2 -H a:1,b:2 --min-num-proc 1 --elastic-timeout 7 x"
+    assert horovodrun.main(line.split()) == 0
+    plans = [job.elastic for job in started if job.elastic is not None]
+    assert [plan.options for plan in plans] == [
+        ElasticOptions(3, 2, 4, 60.0, 5, (10.0, 100.0)),
+        ElasticOptions(2, 1, None, 7.0),
+    ]
+    assert [plan.discovery.find() for plan in plans] == [
+        {"localhost": 2, "127.0.0.1": 1},
+        {"a": 1, "b": 2},
+    ]
 
 
 def test_a_flag_wins_over_the_environment(
@@ -271,12 +294,12 @@ def test_what_has_no_effect_is_said_in_a_line_each(
             "Requested more processes (5) than there are available slots (4)",
         ),
         ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
-        (
-            "-np 2 --min-np 1 true",
-            "--min-num-proc is not available",
-        ),
-        ("-np 2 --host-discovery-script d.sh true", "--host-discovery-script is not available"),
-        ("-np 2 --max-np 3 true", "leave it out and give the number of processes and their hosts"),
+        ("-np 2 --min-np 3 true", "np=2 is less than min_np=3"),
+        ("-np 2 --max-np 1 true", "max_np=1 is less than min_np=2"),
+        ("-np 2 --min-np 0 true", "min_num_proc=0 must be >= 1"),
+        ("-np 2 --min-np 1 --reset-limit 0 true", "reset_limit=0"),
+        ("-np 2 --min-np 1 --blacklist-cooldown-range 0 9 true", "cooldown_range=0:9"),
+        ("-np 2 -H a:2 --host-discovery-script d true", "--hosts and --host-discovery-script "),
         ("-np 2 --config-file /no/such.yaml true", "cannot be read"),
     ],
 )

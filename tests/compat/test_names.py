@@ -292,8 +292,9 @@ def test_horovod_run_is_the_api_mode() -> None:
             "Argument hosts and hostfile only allow one provided.",
         ),
         ("use_gloo=True, use_mpi=True", "Argument use_gloo and use_mpi only allow one set True."),
-        ("min_num_proc=1", "horovod.run(min_num_proc=1) is not available"),
-        ("max_np=3", "horovod.run(max_num_proc=3) is not available"),
+        ("min_num_proc=2", "np=1 is less than min_np=2"),
+        ("max_np=3, reset_limit=0", "reset_limit=0"),
+        ("min_np=1, cooldown_range=(5,)", "cooldown_range=(5,)"),
         ("num_proc=0", "np=0 must be >= 1"),
         ("executable='/usr/bin/other'", "ranks run the Python of this process"),
     ],
@@ -324,6 +325,26 @@ def test_arguments_of_horovod_run_for_other_hosts_are_settings(
         "network_interfaces": "eth0",
     }
     assert wanted.items() <= given.items()
+
+
+def test_arguments_of_horovod_run_for_elastic_jobs_are_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(runner.api, "run", lambda *args, **options: given.append(options) or [])
+    bounds = {"min_num_proc": 2, "max_num_proc": 4, "host_discovery_script": "find.sh"}
+    runner.run(print, num_proc=2, slots=1, reset_limit=3, cooldown_range=(10, 20), **bounds)
+    runner.run(print, num_proc=2, slots=1, reset_limit=3)
+    wanted = {
+        "min_np": 2,
+        "max_np": 4,
+        "host_discovery_script": "find.sh",
+        "slots_per_host": 1,
+        "reset_limit": 3,
+        "cooldown_range": "10:20",
+    }
+    assert wanted.items() <= given[0].items()
+    assert not wanted.keys() & given[1].keys()
 
 
 def test_the_distribution_can_be_built_and_installed(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
         from farandole.cli import config_file
 
         config_file.fill(options, made, options.config_file)
-    if options.np is None:
+    if options.np is None and not _is_elastic(options):
         raise SettingsError(_without_np(command))
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
@@ -199,6 +199,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     from farandole.job.launch.config_file import within
     from farandole.job.launch.contract import JobRequest
     from farandole.job.launch.display import Display
+    from farandole.job.launch.elastic_plan import MOST_RANKS, plan_of
     from farandole.job.launch.job import Job, ranks_of, settings_for
     from farandole.job.launch.plan import parse_hosts, read_hostfile
 
@@ -217,9 +218,14 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
             if wanted == "auto"
             else registry.load("launcher", wanted)()
         )
-    np = _number(options, launcher.name)
     given = overrides(vars(options))
     settings = settings_for({}, given)
+    np = _number(options, launcher.name) if options.np is not None else None
+    elastic = plan_of(np, settings, options.hosts)
+    most = np or 0
+    if elastic is not None:
+        np, most = elastic.options.np, elastic.options.max_np or MOST_RANKS
+    assert np is not None
     _check_exchange(settings)
     _report_idle(given, settings)
     return Job(
@@ -231,10 +237,21 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
         display=Display(
             output_dir=options.output_dir,
             prefix_timestamp=bool(options.prefix_timestamp),
-            show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
+            show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, most),
             verbose=bool(options.verbose),
         ),
+        elastic=elastic,
     )
+
+
+def _is_elastic(options: argparse.Namespace) -> bool:
+    """Return whether the flags or variables ask for an elastic job, whose number of processes at
+    the start is optional.
+    """
+    from farandole.job.launch.elastic_plan import is_elastic
+    from farandole.job.launch.job import settings_for
+
+    return is_elastic(settings_for({}, overrides(vars(options))))
 
 
 def _check_exchange(settings: Settings) -> None:

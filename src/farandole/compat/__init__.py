@@ -23,11 +23,6 @@ _ENDED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job"
     " to be terminated. The first process to do so was:"
 )
-ELASTIC = "elastic jobs, whose ranks come and go"
-FIXED = (
-    "leave it out and give the number of processes and their hosts; programs with hvd.elastic.run"
-    " also run in a job of fixed size"
-)
 
 
 def speak_as_horovod() -> None:
@@ -52,12 +47,6 @@ def check_alone(*names: str) -> None:
             f" --force-reinstall {name}",
             name=name,
         )
-
-
-def missing(name: str) -> NotImplementedError:
-    """Return the error for a request of an elastic job."""
-    why = f"this version of Farandole does not support {ELASTIC}: {FIXED}"
-    return NotImplementedError(f"{name} is not available: {why}")
 
 
 def in_horovods_words(error: JobFailedError) -> str:

@@ -264,12 +264,21 @@ OWN = (
     ),
     Flag(("-H", "--hosts"), str, "hosts and slots: h1:2,h2:4"),
     Flag(("-hostfile", "--hostfile"), str, "file of hosts: <host> slots=<n> per line"),
-    Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
-    Flag(("--min-np", "--min-num-proc"), int, "elastic jobs (not available yet)"),
-    Flag(("--max-np", "--max-num-proc"), int, "elastic jobs (not available yet)"),
-    Flag(("--slots-per-host",), int, "for elastic jobs", note=_FIXED, name="slots"),
-    Flag(("--elastic-timeout",), int, "for elastic jobs", note=_FIXED),
-    Flag(("--reset-limit",), int, "for elastic jobs", note=_FIXED),
+    Flag(
+        ("--host-discovery-script",),
+        str,
+        "program that prints the hosts of an elastic job, host or host:slots per line",
+    ),
+    Flag(("--min-np", "--min-num-proc"), int, "fewest processes of an elastic job"),
+    Flag(("--max-np", "--max-num-proc"), int, "most processes of an elastic job"),
+    Flag(
+        ("--slots-per-host",),
+        int,
+        "slots of hosts that the script prints without a number",
+        name="slots",
+    ),
+    Flag(("--elastic-timeout",), int, "seconds to wait for enough slots of an elastic job"),
+    Flag(("--reset-limit",), int, "most changes of an elastic job's processes"),
     Flag(("--disable-cache",), bool, "repeat the check of hosts", note="nothing is cached"),
     Flag(
         ("--network-interface", "--network-interfaces"),
@@ -305,6 +314,13 @@ OWN = (
     Flag(("--jsrun",), bool, "start ranks with jsrun", name="use_jsrun"),
 )
 
+# Flags without an effect in a job of fixed size, and their options.
+_ELASTIC_ONLY = {
+    "--slots-per-host": "slots",
+    "--elastic-timeout": "elastic_timeout",
+    "--reset-limit": "reset_limit",
+    "--blacklist-cooldown-range": "cooldown_range",
+}
 TOGETHER = (("hosts", "hostfile", "host_discovery_script"), ("use_gloo", "use_mpi", "use_jsrun"))
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -334,7 +350,7 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("MIN", "MAX"),
-        help="for elastic jobs",
+        help="seconds for which a host with a failed process is left out of an elastic job",
     )
     for flag in (*OWN, *TUNABLE):
         if flag.kind is bool:
@@ -389,6 +405,12 @@ def check(options: argparse.Namespace) -> None:
         )
 
 
+def is_elastic(options: argparse.Namespace) -> bool:
+    """Return whether the flags describe an elastic job."""
+    bounds = (options.min_num_proc, options.max_num_proc)
+    return options.host_discovery_script is not None or any(each is not None for each in bounds)
+
+
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the variables that the flags of TUNABLE set."""
     values: dict[str, Any] = {
@@ -407,11 +429,14 @@ def _text(flag: Flag, value: Any) -> str | None:
 
 def notes(options: argparse.Namespace) -> list[str]:
     """Return one line for each flag that is accepted but has no effect."""
+    fixed = not is_elastic(options)
     without_effect = [
         (flag.names[-1], flag.note)
         for flag in (*OWN, *TUNABLE)
         if flag.note and getattr(options, flag.dest)
     ]
-    if options.cooldown_range:
-        without_effect.append(("--blacklist-cooldown-range", _FIXED))
+    if fixed:
+        without_effect += [
+            (flag, _FIXED) for flag, name in _ELASTIC_ONLY.items() if getattr(options, name)
+        ]
     return [f"{name} has no effect: {note}" for name, note in without_effect]

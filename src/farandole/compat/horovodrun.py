@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
+from farandole.compat import HOROVOD, check_alone, config_file, elastic, flags, in_horovods_words
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.job.config import Settings
 from farandole.job.config.fields import parse, settings_of
 from farandole.job.launch import driver
 from farandole.job.launch.config_file import naming
 from farandole.job.launch.display import Display
+from farandole.job.launch.elastic_plan import plan_of
 from farandole.job.launch.job import Job, settings_for
 from farandole.job.launch.launchers import mpi
 from farandole.job.launch.plan import check_np, read_hostfile
@@ -77,9 +78,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def job(options: argparse.Namespace) -> Job:
     """Return the job for the flags."""
-    for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
-        if getattr(options, name) is not None:
-            raise missing(f"horovodrun --{name.replace('_', '-')}")
     if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
         cure = (
@@ -93,19 +91,22 @@ def job(options: argparse.Namespace) -> Job:
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {flags.USAGE}")
     env = flags.environment(options)
-    settings = settings_for({}, {**_overrides(env), **_remote(options)})
+    settings = settings_for({}, {**_overrides(env), **_remote(options), **_elastic(options)})
+    hosts = read_hostfile(options.hostfile) if options.hostfile else options.hosts
+    np = check_np(options.num_proc)
     return Job(
-        np=check_np(options.num_proc),
+        np=np,
         command=command,
         settings=settings,
         env=env,
-        hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
+        hosts=hosts,
         launcher=_launcher(bool(options.use_mpi)),
         display=Display(
             output_dir=options.output_filename,
             prefix_timestamp=bool(options.prefix_output_with_timestamp),
             verbose=bool(options.verbose),
         ),
+        elastic=plan_of(np, settings, hosts),
     )
 
 
@@ -130,6 +131,21 @@ def _overrides(env: dict[str, str]) -> dict[str, Any]:
         for name, text in env.items()
         if name in known
     }
+
+
+def _elastic(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of an elastic job; none for a job of fixed size."""
+    if not flags.is_elastic(options):
+        return {}
+    return elastic.settings(
+        options.min_num_proc,
+        options.max_num_proc,
+        options.host_discovery_script,
+        options.slots,
+        options.elastic_timeout,
+        options.reset_limit,
+        options.cooldown_range,
+    )
 
 
 def _remote(options: argparse.Namespace) -> dict[str, Any]:

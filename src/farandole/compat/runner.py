@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farandole.base.log import logger
-from farandole.compat import missing, with_note
+from farandole.compat import elastic, with_note
 from farandole.errors import SettingsError
 from farandole.job.launch import api
 from farandole.job.launch.launchers import mpi
@@ -49,19 +49,20 @@ def run(
     """Call ``func(*args, **kwargs)`` on ``num_proc`` processes and return the results in rank
     order.
 
-    The arguments are Horovod's. Raises ValueError for incompatible arguments, and RuntimeError
-    (JobFailedError) when a rank fails.
+    The arguments are Horovod's. In an elastic job (``min_num_proc``, ``max_num_proc`` or
+    ``host_discovery_script``), the results are those of the last ranks. Raises ValueError for
+    incompatible arguments, and RuntimeError (JobFailedError) when a rank fails.
     """
     num_proc = _renamed("num_proc", num_proc, "np", np)
-    elastic = {
+    bounds = {
         "min_num_proc": _renamed("min_num_proc", min_num_proc, "min_np", min_np),
         "max_num_proc": _renamed("max_num_proc", max_num_proc, "max_np", max_np),
         "host_discovery_script": host_discovery_script,
     }
-    for name, value in elastic.items():
-        if value is not None:
-            raise missing(f"horovod.run({name}={value!r})")
-    _note_ignored(slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range)
+    others = {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
+    come_and_go = any(value is not None for value in bounds.values())
+    if not come_and_go:
+        _note_ignored(**others)
     if hosts and hostfile:
         raise SettingsError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
@@ -89,6 +90,7 @@ def run(
         output_dir=output_filename,
         verbose=bool(verbose),
         **settings,
+        **(elastic.settings(**bounds, **others) if come_and_go else {}),
     )
 
 

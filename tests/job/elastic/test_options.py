@@ -55,8 +55,6 @@ def test_wrong_cooldown_ranges_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("np", "settings", "options"),
     [
-        (2, Settings(), None),
-        (2, Settings(elastic_timeout=9.0, reset_limit=1), None),
         (4, Settings(min_np=2, max_np=8), ElasticOptions(4, 2, 8)),
         (None, Settings(min_np=2), ElasticOptions(2, 2)),
         (3, Settings(max_np=3), ElasticOptions(3, 3, 3)),
@@ -73,7 +71,7 @@ def test_wrong_cooldown_ranges_are_refused(text: str) -> None:
     ],
 )
 def test_options_come_from_settings(
-    np: int | None, settings: Settings, options: ElasticOptions | None
+    np: int | None, settings: Settings, options: ElasticOptions
 ) -> None:
     assert options_of(np, settings) == options
 

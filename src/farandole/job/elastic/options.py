@@ -32,14 +32,12 @@ class ElasticOptions(NamedTuple):
     cooldown: tuple[float, float] | None = None
 
 
-def options_of(np: int | None, settings: Settings) -> ElasticOptions | None:
-    """Return the checked options of a job with ``settings``; None for a job of fixed size.
+def options_of(np: int | None, settings: Settings) -> ElasticOptions:
+    """Return the checked options of an elastic job with ``settings``.
 
     ``np``: ranks at the start; None: ``min_np``. Raises SettingsError for options that contradict
     each other.
     """
-    if not (settings.min_np or settings.max_np or settings.host_discovery_script):
-        return None
     start = np or settings.min_np
     if not start:
         raise SettingsError(

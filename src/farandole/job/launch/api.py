@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from farandole.errors import JobFailedError, SettingsError
 from farandole.job.launch import driver
 from farandole.job.launch.display import Display
+from farandole.job.launch.elastic_plan import MOST_RANKS, plan_of
 from farandole.job.launch.job import Job, check_call, check_ranks, settings_for
 from farandole.job.launch.plan import check_np
+
+if TYPE_CHECKING:
+    from farandole.job.elastic.discovery import Source
 
 T = TypeVar("T")
 
@@ -20,7 +24,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    np: int = 1,
+    np: int | None = None,
     env: Mapping[str, str] | None = None,
     hosts: str | None = None,
     launcher: str = "auto",
@@ -28,6 +32,7 @@ def run(
     prefix_timestamp: bool = False,
     show_ranks: Sequence[int] | None = None,
     verbose: bool = False,
+    discovery: Source = None,
     **settings: Any,
 ) -> list[T]:
     """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return the results, in rank order.
@@ -38,7 +43,8 @@ def run(
     Arguments:
         fn: The function to call.
         args, kwargs: Its arguments.
-        np: The number of processes.
+        np: The number of processes; 1 by default. In an elastic job (``min_np=2, max_np=8``), the
+            number at the start, ``min_np`` by default.
         env: Extra environment variables.
         hosts: Hosts with slots, such as ``h1:2,h2:4``.
         launcher: The name of a launcher; ``auto`` chooses one.
@@ -47,6 +53,9 @@ def run(
         show_ranks: The ranks whose output is shown. All output still goes to ``output_dir`` and
             into errors.
         verbose: Whether to report more of what happens.
+        discovery: The hosts of an elastic job: a function that returns slots by host
+            (``{"worker-0": 2}``), called every second, or an object with ``find()`` and
+            ``describe()``.
         settings: Any setting by name (``start_timeout=60``); ``farandole config`` lists them.
 
     Raises:
@@ -54,12 +63,17 @@ def run(
         SettingsError: The job cannot start.
     """
     __tracebackhide__ = True  # IPython and pytest omit this frame
-    check_np(np)
+    if np is not None:
+        check_np(np)
     call = check_call(fn, args, kwargs)
+    known = settings_for(env or {}, settings)
+    elastic = plan_of(np, known, hosts, discovery)
+    start = (np or 1) if elastic is None else elastic.options.np
+    most = start if elastic is None else elastic.options.max_np or MOST_RANKS
     job = Job(
-        np=np,
+        np=start,
         call=call,
-        settings=settings_for(env or {}, settings),
+        settings=known,
         env=env or {},
         hosts=hosts,
         launcher=launcher,
@@ -67,8 +81,9 @@ def run(
             output_dir=output_dir,
             prefix_timestamp=prefix_timestamp,
             verbose=verbose,
-            show_ranks=None if show_ranks is None else check_ranks(show_ranks, np),
+            show_ranks=None if show_ranks is None else check_ranks(show_ranks, most),
         ),
+        elastic=elastic,
     )
     try:
         return driver.run(job)

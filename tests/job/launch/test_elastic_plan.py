@@ -1,0 +1,45 @@
+"""The plan of an elastic job, from settings and hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.job.config import Settings
+from farandole.job.elastic.options import ElasticOptions
+from farandole.job.launch.elastic_plan import plan_of
+from tests.kits.messages import mentioning
+
+
+def test_a_job_without_bounds_has_a_fixed_size() -> None:
+    assert plan_of(4, Settings(reset_limit=1, elastic_timeout=9.0), "a:4") is None
+
+
+@pytest.mark.parametrize(
+    ("np", "hosts", "found"),
+    [
+        (None, None, {"localhost": 8}),
+        (4, "a:2,b:3", {"a": 2, "b": 3}),
+        (4, "localhost:2,127.0.0.1:2", {"localhost": 2, "127.0.0.1": 2}),
+    ],
+)
+def test_hosts_are_the_given_ones(np: int | None, hosts: str | None, found: Any) -> None:
+    plan = plan_of(np, Settings(min_np=2, max_np=8), hosts)
+    assert plan is not None
+    assert plan.options == ElasticOptions(np or 2, 2, 8)
+    assert plan.discovery.find() == found
+
+
+def test_a_function_makes_a_job_elastic() -> None:
+    plan = plan_of(2, Settings(), None, lambda: {"a": 3})
+    assert plan is not None
+    assert (plan.options, plan.discovery.find()) == (ElasticOptions(2, 2), {"a": 3})
+
+
+def test_hosts_have_one_source() -> None:
+    with pytest.raises(SettingsError, match=mentioning("a:2", "find.sh")):
+        plan_of(2, Settings(host_discovery_script="find.sh"), "a:2")
+    with pytest.raises(SettingsError, match=mentioning("a:2")):
+        plan_of(2, Settings(), "a:2", lambda: {"a": 3})
