@@ -249,10 +249,10 @@ def test_what_has_no_effect_is_said_in_a_line_each(
     said = capsys.readouterr().err.splitlines()
     assert len(started) == 1
     assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
-        "--slots-per-host",
         "--disable-cache",
         "--mpi-args",
         "--torus-allreduce",
+        "--slots-per-host",
         "--blacklist-cooldown-range",
     ]
     assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
