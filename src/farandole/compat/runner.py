@@ -50,7 +50,7 @@ def run(
     order.
 
     The arguments are Horovod's. In an elastic job (``min_num_proc``, ``max_num_proc`` or
-    ``host_discovery_script``), the results are those of the last ranks. Raises ValueError for
+    ``host_discovery_script``), the results come from the last ranks. Raises ValueError for
     incompatible arguments, and RuntimeError (JobFailedError) when a rank fails.
     """
     num_proc = _renamed("num_proc", num_proc, "np", np)
