@@ -10,7 +10,7 @@ import time
 import uuid
 
 from azureml._farandole.errors import raised_as
-from azureml.exceptions import SnapshotException
+from azureml.exceptions import SnapshotException, UserErrorException
 from farandole.job.runs.folder import RunFolder, make_private
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
@@ -19,6 +19,7 @@ from farandole.job.tracking import files
 from farandole.jobs import attempts, outputs, snapshot, spool
 from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.retries import WORKLOAD
+from farandole.jobs.snapshot.scan import SourceScan
 from farandole.jobs.submission import write_request
 
 OUTPUTS = "outputs"
@@ -57,7 +58,7 @@ def start(
         run_id: Its id, by default a new uuid.
         parent: The id of its parent.
 
-    Raises SnapshotException if the source is too large.
+    Raises SnapshotException if the source is too large, UserErrorException if the id is taken.
     """
     home = RunsHome()
     spec = RunSpec(
@@ -68,25 +69,35 @@ def start(
         tags=tags or {},
         source=os.path.abspath(source) if source else "",
     )
-    run_id = run_id or str(uuid.uuid4())
-    parent_folder = make_private(os.path.join(home.runs, experiment))
-    building = RunFolder(make_private(os.path.join(parent_folder, f".new-{run_id}")))
-    folder = RunFolder(os.path.join(parent_folder, run_id))
-    facts = {}
+    found: SourceScan | None = None
     if source:
         with raised_as(SnapshotException):
             found = snapshot.select(source, home)
-        taken = snapshot.write(found, building.file("snapshot"), home)
-        facts = {"snapshot": taken.digest, "snapshot_files": taken.files}
-    write_request(building, spec, home, source=spec.source, facts=facts, tracked=True)
-    attempts.claim(building, 1)
-    building.record("state", state=RunState.RUNNING.value, attempt=1)
-    os.rename(building.path, folder.path)
-    folder.folder("outputs")
+    run_id = run_id or str(uuid.uuid4())
+    if home.find(run_id) is not None:
+        raise UserErrorException(f"there is a run {run_id!r} already; choose another id")
+    folder = _created(home, spec, run_id, found)
     spool.add(home, folder)
     watched = "" if outputs is False else str(outputs or OUTPUTS)
     _active[run_id] = _Active(folder, os.path.abspath(watched) if watched else "")
     return run_id
+
+
+def _created(home: RunsHome, spec: RunSpec, run_id: str, source: SourceScan | None) -> RunFolder:
+    """Return the folder of a new run, which this process has claimed."""
+    parent = make_private(os.path.join(home.runs, spec.experiment))
+    building = RunFolder(make_private(os.path.join(parent, f".new-{run_id}")))
+    facts = {}
+    if source is not None:
+        taken = snapshot.write(source, building.file("snapshot"), home)
+        facts = {"snapshot": taken.digest, "snapshot_files": taken.files}
+    write_request(building, spec, home, source=spec.source, facts=facts, tracked=True)
+    attempts.claim(building, 1)
+    building.record("state", state=RunState.RUNNING.value, attempt=1)
+    building.folder("outputs")
+    folder = RunFolder(os.path.join(parent, run_id))
+    os.rename(building.path, folder.path)
+    return folder
 
 
 def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
