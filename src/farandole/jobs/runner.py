@@ -40,6 +40,7 @@ from farandole.jobs import attempts, environ, environments, inputs, mirrors, out
 from farandole.jobs.environments import PreparedEnvironment
 from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.logs import RunLogs
+from farandole.jobs.rank_journal import RankJournal
 from farandole.jobs.retries import INFRASTRUCTURE, WORKLOAD
 from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
@@ -163,6 +164,7 @@ class _Runner:
                 say=sys.stdout,
                 messages=sys.stdout,
                 files=RunLogs(folder, spec.resources.ranks),
+                ranks=RankJournal(folder),
             ),
             command=_command(spec, prepared.python, paths),
             call=_call(folder, spec),

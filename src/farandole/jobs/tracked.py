@@ -27,6 +27,7 @@ from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, mirrors, outputs, spool
 from farandole.jobs.heartbeat import Heartbeat
 from farandole.jobs.logs import RunLogs
+from farandole.jobs.rank_journal import RankJournal
 from farandole.jobs.retries import WORKLOAD
 from farandole.jobs.submission import write_request
 
@@ -44,7 +45,7 @@ def run(job: Job, execute: Execute) -> list[Any]:
     folder = _create(job, home)
     recorded = job._replace(
         env={**job.env, RUN_VARIABLE: folder.path, RUN_ID_VARIABLE: folder.run_id},
-        display=_with_logs(job.display, RunLogs(folder, job.np)),
+        display=_recorded(job.display, folder, job.np),
     )
     copies = mirrors.start(folder, 1, job.settings.mirror)
     state, cause, code = RunState.FAILED, "", None
@@ -140,8 +141,10 @@ def _changed(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _with_logs(display: Display, logs: RunLogs) -> Display:
+def _recorded(display: Display, folder: RunFolder, size: int) -> Display:
+    """Return a display that also writes to the run's folder."""
     made = Display.__new__(Display)
     vars(made).update(vars(display))
-    made.files = logs
+    made.files = RunLogs(folder, size)
+    made.ranks = RankJournal(folder)
     return made

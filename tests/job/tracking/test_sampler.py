@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import farandole
+from farandole.base.contracts import Waiting
 from farandole.job.runs.folder import RUN_VARIABLE, RunFolder
 from farandole.job.runs.journal import records
 from farandole.job.tracking import sampler
@@ -174,8 +175,8 @@ def test_a_rank_without_a_run_has_no_sampler(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_sampler_ends_with_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
-    monkeypatch.setattr(sampler, "FIRST", 0.01)
-    monkeypatch.setattr(sampler, "EVERY", 0.01)
+    monkeypatch.setattr(sampler, "LOOK", 0.01)
+    monkeypatch.setattr(sampler, "EVERY", 1)
     sampler.tracker._forget()
     try:
         made = sampler.begin(0)
@@ -190,3 +191,29 @@ def test_the_sampler_ends_with_the_session(tmp_path: Path, monkeypatch: pytest.M
         assert found > 4
     finally:
         sampler.tracker._forget()
+
+
+def test_a_long_wait_is_recorded_once_with_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    monkeypatch.setattr(sampler, "LOOK", 3600.0)
+    sampler.tracker._forget()
+    waits: list[Waiting] = [Waiting("short", 0.5, (2,))]
+    try:
+        made = sampler.begin(0, lambda: waits)
+        made.look()
+        waits[:] = [Waiting("grads", 2.5, (3, 1)), Waiting("short", 0.5, (2,))]
+        made.look()
+        made.look()
+        waits.clear()
+        made.look()
+        made.close()
+    finally:
+        sampler.tracker._forget()
+    found = [
+        (each["ranks"], each["names"], each["seconds"])
+        for each in records(str(tmp_path / "run" / "metrics" / "rank-0.jsonl"))
+        if each.get("kind") == "waiting"
+    ]
+    assert found == [([1, 3], ["grads"], 2.5), ([], [], 0.0)]

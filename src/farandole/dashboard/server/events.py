@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from farandole.dashboard.server.rows import RunRows
 from farandole.job.runs import journal
 from farandole.job.runs.folder import RunFolder
+from farandole.job.tracking.tracker import WAITING
 
 LOOK = 0.3  # seconds between two checks
 _PING = 15.0  # seconds after which a comment shows that the connection lives
@@ -30,7 +31,8 @@ async def events(rows: RunRows, version: int, folder: RunFolder | None) -> Async
     """Yield events as long as the page listens.
 
     - ``runs``: The same object as ``GET /api/runs?since=``, when rows have changed.
-    - ``run``: ``{"state", "cause", "stopping"}`` of the open run, when its events have changed.
+    - ``run``: ``{"state", "cause", "stopping"}`` of the open run, when its events or its
+      ranks have changed.
     - ``points``: ``{"rank", "series": {name: {"step", "time", "y"}}}``: new points of its metrics.
     - ``log``: ``{"rank": bytes}``: the sizes of its logs that have grown; ``all`` is the log of all
       ranks.
@@ -89,7 +91,7 @@ class RunWatch:
 
     def _changed_state(self) -> dict[str, Any] | None:
         folder = self._folder
-        names = ("events.jsonl", "end.json", "requests/cancel", "status.json")
+        names = ("events.jsonl", "end.json", "requests/cancel", "ranks.jsonl")
         key = [_stamp(folder.file(name)) for name in names]
         if key == self._state:
             return None
@@ -106,6 +108,8 @@ class RunWatch:
         self._offsets[rank] = part.offset
         found: dict[str, dict[str, list[Any]]] = {}
         for record in part.records:
+            if isinstance(record, dict) and record.get("kind") == WAITING:
+                self._state = None  # the table of ranks has changed
             values = record.get("values") if isinstance(record, dict) else None
             if not isinstance(values, dict) or record.get("kind", "system") != "system":
                 continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from farandole.job.runs import journal
-from farandole.job.runs.folder import CANCEL, RunFolder, read_json
+from farandole.dashboard.server.rank_table import rank_table
+from farandole.job.runs.folder import CANCEL, RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
 from farandole.jobs.details import details
@@ -25,7 +25,7 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
     - ``last_values``, ``automatic``, ``logged_parameters``, ``findings``, ``tensorboard``: see
       ``farandole.jobs.summary``.
     - ``states``: The states with their times, oldest first.
-    - ``ranks``: One entry per rank (see ``rank_facts``), in place of their number.
+    - ``ranks``: One entry per rank (see ``rank_table``), in place of their number.
     - ``metrics``: Names of the program's metrics by rank; ``automatic_metrics``: of Farandole's.
     - ``children``: Ids, names and states of the runs that this run has submitted.
     - ``actions``: ``stop``, ``rerun``, or both.
@@ -45,7 +45,7 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
             for event in folder.events()
             if event.get("event") == "state"
         ],
-        "ranks": rank_facts(folder),
+        "ranks": rank_table(folder),
         "metrics": {rank: names(folder, rank) for rank in measured},
         "automatic_metrics": {rank: names(folder, rank, automatic=True) for rank in measured},
         "children": [
@@ -79,43 +79,3 @@ def queue_position(folder: RunFolder, home: RunsHome) -> int | None:
         for row in others
         if row.run_id != folder.run_id
     )
-
-
-def rank_facts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one dict per rank: ``rank``, ``node``, ``host``, ``state``, ``waiting_for`` and
-    ``log_bytes``.
-    """
-    resources = folder.spec().resources
-    live = {
-        each["rank"]: each
-        for each in (read_json(folder.file("status.json")) or {}).get("ranks", [])
-    }
-    found = []
-    for rank in range(resources.ranks):
-        known = live.get(rank, {})
-        found.append(
-            {
-                "rank": rank,
-                "node": rank // resources.ranks_per_node,
-                "host": known.get("host") or _host(folder, rank),
-                "state": known.get("state", ""),
-                "waiting_for": known.get("waiting_for", []),
-                "log_bytes": _size(folder.log_of(rank)),
-            }
-        )
-    return found
-
-
-def _host(folder: RunFolder, rank: int) -> str:
-    """Return the host on which a rank has recorded metrics; empty if it has not."""
-    for record in journal.read(folder.metrics_of(rank), 0, 1 << 12).records:
-        if isinstance(record, dict) and record.get("kind") == "process":
-            return str(record.get("host", ""))
-    return ""
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0

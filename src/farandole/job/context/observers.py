@@ -63,13 +63,13 @@ class Observers:
             if settings.timeline != DYNAMIC:
                 self._start_timeline(settings.timeline, settings.timeline_mark_cycles, on=True)
 
+        self._stall_checks: list[StallCheck] = []
         self._sampler: Sampler | None = None
         if os.environ.get(RUN_VARIABLE):
             # imported here because most jobs leave no run
             from farandole.job.tracking import sampler
 
-            self._sampler = sampler.begin(placement.rank)
-        self._stall_checks: list[StallCheck] = []
+            self._sampler = sampler.begin(placement.rank, self._waiting)
         self._stack_query: StoreQuery | None = None
         if client is not None and placement.size > 1 and not settings.stall_check_disable:
             soon = min(

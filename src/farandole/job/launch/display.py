@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, TextIO
 
+from farandole.base.types import Slot
 from farandole.job.launch.limits import standard
 
 
@@ -26,12 +27,23 @@ class OutputFiles(Protocol):
         """End the storage; may be called twice."""
 
 
+class RankRecords(Protocol):
+    """A place for the starts and ends of the ranks' processes. Methods must not raise."""
+
+    def started(self, slots: Sequence[Slot]) -> None:
+        """Record the slots of all ranks of a job."""
+
+    def ended(self, rank: int, code: int) -> None:
+        """Record the exit code of a rank; the negative number of a signal."""
+
+
 class Display:
     """Options and streams for showing a job.
 
     - ``show_ranks``: The ranks whose output is shown; None shows all.
     - ``output_dir``: A folder that keeps all output.
     - ``files``: Another place for all output, besides ``output_dir``.
+    - ``ranks``: A place for the starts and ends of ranks.
     - ``verbose``, ``quiet``: Report more events, or only errors.
     - ``say``: The stream for Farandole's own messages.
     - ``messages``: The stream for the messages of ``log_to_driver``.
@@ -48,6 +60,7 @@ class Display:
         messages: TextIO | None = None,
         output_dir: str | None = None,
         files: OutputFiles | None = None,
+        ranks: RankRecords | None = None,
         prefix_timestamp: bool = False,
         show_ranks: Collection[int] | None = None,
         verbose: bool = False,
@@ -59,6 +72,7 @@ class Display:
         self.say = say or standard("stderr")
         self.output_dir = output_dir
         self.files = files
+        self.ranks = ranks
         self.prefix_timestamp = prefix_timestamp
         self.show_ranks = show_ranks
         self.verbose = verbose

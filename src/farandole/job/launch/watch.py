@@ -115,6 +115,8 @@ class Watch:
         self._slots = slots
         self._allocation = allocation
         self._doing = ""
+        if self._job.display.ranks is not None:
+            self._job.display.ranks.started(slots)
         if allocation.remote:
             self._status.places = places(slots)
             if self._job.display.verbose:
@@ -239,6 +241,8 @@ class Watch:
         ]
         self._take_reports()
         for _, rank, code in sorted(ends):
+            if self._job.display.ranks is not None:
+                self._job.display.ranks.ended(rank, code)
             self._see(Event(rank, code=code))
             self._report_finished()
         self._servers.poll()

@@ -12,6 +12,7 @@ environment.lock     the exact packages of the environment
 claim-<n>.json       identity of the process that runs attempt n; never changed
 heartbeat            a file that the runner touches while the run is active
 events.jsonl         journal: states, attempts, hosts, findings
+ranks.jsonl          journal: the processes of the ranks, with their hosts and exit codes
 end.json             final state, cause, exit code; never changed
 user_logs/           std_log_process_<rank>.txt: the output of each rank
 logs/                output of the preparation and of the driver

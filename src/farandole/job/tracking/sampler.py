@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from farandole.base.contracts import Observer
+from farandole.base.contracts import Observer, Waiting
 from farandole.base.host import content
 from farandole.base.types import Kind
 from farandole.job.report import training_progress
 from farandole.job.tracking import tracker, training
 from farandole.job.tracking.gpu import Gpu
 
-FIRST, EVERY = 1.0, 5.0  # seconds until the first sample, and between two samples
+LOOK = 1.0  # seconds until the first sample, and between two looks for waits
+EVERY = 5  # looks between two samples
+LEAST_WAIT = 2.0  # seconds; shorter waits are part of any training
+_MOST_NAMES = 3  # of the collectives in a record
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -53,9 +56,12 @@ class ExchangeTimes(Observer):
 
 
 class Sampler:
-    """Records samples of this rank from ``init`` to ``shutdown``."""
+    """Records samples of this rank from ``init`` to ``shutdown``.
 
-    def __init__(self, rank: int) -> None:
+    ``waiting`` returns the collectives for which this rank is waiting now.
+    """
+
+    def __init__(self, rank: int, waiting: Callable[[], Sequence[Waiting]] = tuple) -> None:
         self.times = ExchangeTimes()
         self.engine: WaitingEngine | None = None
         self._tracker = tracker.begin(rank)
@@ -64,16 +70,20 @@ class Sampler:
         self._gpu = Gpu(os.environ)
         self._epoch = 0
         self._totals: dict[str, float] = {}
+        self._waiting = waiting
+        self._awaited: list[int] = []  # the ranks in the last record of a wait
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="farandole-sampler", daemon=True)
         if self._tracker is not None:
             self._thread.start()
 
     def _run(self) -> None:
-        pause = FIRST
-        while not self._over.wait(pause):
-            self.sample()
-            pause = EVERY
+        looks = 0
+        while not self._over.wait(LOOK):
+            if looks % EVERY == 0:
+                self.sample()
+            looks += 1
+            self.look()
 
     def close(self) -> None:
         """Record the last sample and end the thread."""
@@ -82,6 +92,21 @@ class Sampler:
             self._thread.join()
             self.sample()
         self._gpu.close()
+
+    def look(self) -> None:
+        """Record the ranks for which this rank waits, if they have changed since the last look."""
+        if self._tracker is None:
+            return
+        long = [wait for wait in self._waiting() if wait.seconds >= LEAST_WAIT and wait.missing]
+        ranks = sorted({rank for wait in long for rank in wait.missing})
+        if ranks != self._awaited:
+            self._awaited = ranks
+            self._tracker.record(
+                tracker.WAITING,
+                ranks=ranks,
+                names=[wait.name for wait in long[:_MOST_NAMES]],
+                seconds=round(max((wait.seconds for wait in long), default=0.0), 1),
+            )
 
     def sample(self) -> None:
         """Record one sample."""
@@ -167,6 +192,6 @@ def memory() -> dict[str, float]:
     return found
 
 
-def begin(rank: int) -> Sampler:
+def begin(rank: int, waiting: Callable[[], Sequence[Waiting]] = tuple) -> Sampler:
     """Return a started sampler of ``rank``."""
-    return Sampler(rank)
+    return Sampler(rank, waiting)

@@ -17,7 +17,7 @@ from farandole.job.config import Placement
 from farandole.job.runs.folder import ATTEMPT_VARIABLE, RUN_VARIABLE, RunFolder
 from farandole.job.runs.journal import JournalWriter
 
-PROCESS, PARAMETERS, ARTIFACT, TABLE, FINDING, SYSTEM, TRAINING = (
+PROCESS, PARAMETERS, ARTIFACT, TABLE, FINDING, SYSTEM, TRAINING, WAITING = (
     "process",
     "params",
     "artifact",
@@ -25,6 +25,7 @@ PROCESS, PARAMETERS, ARTIFACT, TABLE, FINDING, SYSTEM, TRAINING = (
     "finding",
     "system",
     "training",
+    "waiting",
 )
 
 

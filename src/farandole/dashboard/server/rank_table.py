@@ -1,0 +1,116 @@
+"""The ranks of a run: where they are, what they do, and for whom they wait."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from farandole.job.runs import journal
+from farandole.job.runs.folder import RunFolder
+from farandole.jobs.rank_journal import RankProcess, processes
+
+_TAIL = 1 << 14  # bytes at the end of a journal that contain the latest samples
+_SLOW = 0.2  # share of the time that a rank waits for a slower one, from which on it is reported
+_WAIT, _RATE = "training/wait_seconds_per_step", "training/steps_per_second"
+
+
+class RankSamples(NamedTuple):
+    """The latest records of a rank about its waiting.
+
+    - ``missing``: The ranks for which it has been waiting for seconds, or nothing.
+    - ``names``: The collectives in which it waits.
+    - ``share``: The share of its time that it waits for slower ranks; None if unknown.
+    """
+
+    missing: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    share: float | None = None
+
+
+def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return one dict per rank.
+
+    - ``rank``, ``node``: Numbers from 0.
+    - ``host``: Empty before the start.
+    - ``state``: ``pending``, ``running``, ``waiting`` (for other ranks, for seconds),
+      ``completed``, ``failed``, or ``ended`` if its exit code is unknown.
+    - ``exit_code``: None unless it has ended; the negative number of a signal.
+    - ``waiting_for``: Ranks for which it waits in a collective; or the slowest rank, if it spends
+      a fifth of its time or more on waiting.
+    - ``collectives``: The names of the collectives in which it waits.
+    - ``wait_share``: The share of its time that it waits for slower ranks, from 0 to 1; or None.
+    - ``log_bytes``: The size of its log.
+    """
+    resources = folder.spec().resources
+    is_over = folder.end() is not None
+    known = processes(folder)
+    samples = {} if is_over else {rank: _samples(folder, rank) for rank in range(resources.ranks)}
+    slowest = _slowest(samples)
+    found = []
+    for rank in range(resources.ranks):
+        process = known.get(rank)
+        own = (
+            samples.get(rank, RankSamples()) if process and process.code is None else RankSamples()
+        )
+        slower = [slowest] if slowest not in (None, rank) and (own.share or 0.0) >= _SLOW else []
+        found.append(
+            {
+                "rank": rank,
+                "node": rank // resources.ranks_per_node,
+                "host": _host(folder, process),
+                "state": _state(process, own, is_over),
+                "exit_code": process.code if process else None,
+                "waiting_for": list(own.missing) or slower,
+                "collectives": list(own.names),
+                "wait_share": own.share,
+                "log_bytes": _size(folder.log_of(rank)),
+            }
+        )
+    return found
+
+
+def _host(folder: RunFolder, process: RankProcess | None) -> str:
+    if process is None:
+        return ""
+    if process.host != "localhost":
+        return process.host
+    return str(folder.submitted().get("host", process.host))
+
+
+def _state(process: RankProcess | None, samples: RankSamples, is_over: bool) -> str:
+    if process is None:
+        return "ended" if is_over else "pending"
+    if process.code is not None:
+        return "failed" if process.code else "completed"
+    if is_over:
+        return "ended"
+    return "waiting" if samples.missing else "running"
+
+
+def _slowest(samples: dict[int, RankSamples]) -> int | None:
+    """Return the rank that waits least for others; None if fewer than two are known."""
+    shares = {rank: each.share for rank, each in samples.items() if each.share is not None}
+    return min(shares, key=lambda rank: shares[rank]) if len(shares) > 1 else None
+
+
+def _samples(folder: RunFolder, rank: int) -> RankSamples:
+    path = folder.metrics_of(rank)
+    found = RankSamples()
+    for record in journal.read(path, max(0, _size(path) - _TAIL)).records:
+        if not isinstance(record, dict):
+            continue
+        if record.get("kind") == "process":  # a new attempt
+            found = RankSamples()
+        elif record.get("kind") == "waiting":
+            found = found._replace(missing=tuple(record["ranks"]), names=tuple(record["names"]))
+        elif record.get("kind") == "system" and _WAIT in record["values"]:
+            share = record["values"][_WAIT] * record["values"].get(_RATE, 0.0)
+            found = found._replace(share=round(min(1.0, share), 3))
+    return found
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
