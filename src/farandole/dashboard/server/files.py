@@ -68,7 +68,9 @@ def opened(folder: RunFolder, name: str) -> BinaryIO:
     try:
         # A named pipe must not block the server.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (NotADirectoryError, IsADirectoryError):
+    except PermissionError:
+        raise
+    except OSError:  # a link that leads to itself, a name that is too long, ...
         raise FileNotFoundError(f"run {folder.run_id} has no file {name!r}") from None
     # The path of the open file, because links may change between a check and an open.
     actual = os.readlink(f"/proc/self/fd/{descriptor}")

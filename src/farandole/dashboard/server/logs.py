@@ -48,8 +48,8 @@ def piece(file: BinaryIO, offset: int, limit: int) -> dict[str, Any]:
     limit = max(1, min(limit, LARGEST_PIECE))
     begin = max(0, size + offset) if offset < 0 else min(offset, size)
     data = os.pread(file.fileno(), limit, begin)
-    if offset < 0 and begin > 0:
-        skipped = data.find(b"\n") + 1
+    if offset < 0 and begin > 0 and os.pread(file.fileno(), 1, begin - 1) != b"\n":
+        skipped = data.find(b"\n", 0, -1) + 1
         data, begin = data[skipped:], begin + skipped
     start = next((at for at, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
     stop = len(data) if begin + len(data) >= size else _whole(data)

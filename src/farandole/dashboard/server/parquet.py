@@ -1,4 +1,4 @@
-"""Prints the first rows of the Parquet file on stdin as JSON: ``python -m ... parquet ROWS``."""
+"""Prints the first rows of the Parquet file on stdin as JSON; arguments: ROWS MEMORY."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import resource
 import sys
 from typing import Any
 
-MEMORY = 2 << 30  # bytes of address space beyond the library's own
 _CELL = 500
 
 
-def main(rows: int) -> int:
+def main(rows: int, memory: int) -> int:
+    """Print at most ``rows`` rows. ``memory``: bytes that may be used besides the library's own."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve a gigabyte of addresses
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -20,7 +21,7 @@ def main(rows: int) -> int:
     pa.set_io_thread_count(1)
     with open("/proc/self/statm") as file:
         own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY, own + MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
     source = pq.ParquetFile("/dev/stdin")
     batch: Any = next(source.iter_batches(batch_size=rows, use_threads=False), None)
     cells = [list(row.values()) for row in batch.to_pylist()] if batch is not None else []
@@ -36,4 +37,4 @@ def main(rows: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

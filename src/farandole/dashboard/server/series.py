@@ -14,7 +14,7 @@ AXES = ("step", "time")
 MOST_POINTS = 20_000
 
 
-class Curve(NamedTuple):
+class DecimatedCurve(NamedTuple):
     """A reduced curve: arrays of equal length, one element per bucket of neighbouring points.
 
     - ``x``, ``y``: The last point of each bucket.
@@ -32,7 +32,7 @@ class Curve(NamedTuple):
     not_finite: int
 
 
-def decimate(x: Any, y: Any, points: int) -> Curve:
+def decimate(x: Any, y: Any, points: int) -> DecimatedCurve:
     """Return the curve of ``x`` (ascending) and ``y``, both of shape ``[n]``, in at most ``points``
     buckets of nearly equal numbers of points.
 
@@ -41,12 +41,12 @@ def decimate(x: Any, y: Any, points: int) -> Curve:
     finite = np.isfinite(y)
     total, missing = len(x), len(x) - int(np.count_nonzero(finite))
     if total <= points:
-        return Curve(x, y, y[:0], y[:0], total, missing)
+        return DecimatedCurve(x, y, y[:0], y[:0], total, missing)
     bounds = np.arange(points + 1) * total // points
     starts, last = bounds[:-1], bounds[1:] - 1
     shown = np.where(finite, y, np.nan) if missing else y
     low, high = np.fmin.reduceat(shown, starts), np.fmax.reduceat(shown, starts)
-    return Curve(x[last], y[last], low, high, total, missing)
+    return DecimatedCurve(x[last], y[last], low, high, total, missing)
 
 
 def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ def curves(folder: RunFolder, request: CurveRequest) -> list[dict[str, Any]]:
     return found
 
 
-def plain(curve: Curve) -> dict[str, Any]:
+def plain(curve: DecimatedCurve) -> dict[str, Any]:
     """Return a curve as lists of numbers, with None for values that are not finite."""
     return {
         "x": curve.x.tolist(),

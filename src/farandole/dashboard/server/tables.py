@@ -12,11 +12,13 @@ import sys
 from typing import Any, BinaryIO
 
 _SECONDS = 20.0
+_MEMORY = 1 << 30  # bytes beyond the memory of the library itself
 
 
 def of_parquet(file: BinaryIO, rows: int) -> dict[str, Any]:
     """Return the preview of an open Parquet file: a table, or binary data if it cannot be read."""
-    command = [sys.executable, "-m", "farandole.dashboard.server.parquet", str(rows)]
+    module = "farandole.dashboard.server.parquet"
+    command = [sys.executable, "-m", module, str(rows), str(_MEMORY)]
     try:
         done = subprocess.run(command, stdin=file, capture_output=True, timeout=_SECONDS)
         if done.returncode == 0:

@@ -178,7 +178,7 @@ def _append(where: str, index: ColumnsIndex, records: list[Any]) -> None:
         column = index.metrics[name]
         _write(where, f"{index.token}-{column.file}.bin", column.points * _WIDTH * 8, rows)
         column.points += len(rows) // _WIDTH
-        column.last = rows[-1]
+        column.last = rows[-1] if rows else column.last  # empty if no value was a number
     if others:
         data = b"".join(others)
         _write(where, f"{index.token}-others.jsonl", index.others, data)
