@@ -17,13 +17,16 @@ class OptimizerId:
     Ranks create their optimizers in one order, but may use them in different orders. The number
     survives another ``init()``, where numbering begins again: the name then includes the session in
     which the optimizer was created. Live optimizers are not counted, because ranks collect garbage
-    at different times. Raises the exceptions of ``context.engine``.
+    at different times. In an elastic job, ranks that start later create theirs in another session,
+    so ``context.object_names`` counts. Raises the exceptions of ``context.engine``.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._set = process_set
         self._engine = context.engine(process_set)
-        self._number = self._engine.numbers.next_optimizer()
+        self._elastic = context.is_elastic()
+        names = context.object_names()
+        self._number = names.next() if self._elastic else f"{self._engine.numbers.next_optimizer()}"
         self._made_on = weakref.ref(self._engine)
         self._made_in = context.session_id()
 
@@ -39,6 +42,6 @@ class OptimizerId:
         """Return the optimizer's name on ``engine``, the present one of its process set. It is
         unique, and equal on all ranks.
         """
-        if self._made_on() is engine:
-            return f"{self._number}"
+        if self._elastic or self._made_on() is engine:
+            return self._number
         return f"{self._number}.of.{self._made_in}"

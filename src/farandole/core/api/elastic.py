@@ -88,7 +88,8 @@ def _loop(
                 skip_sync = context.agree(skip_sync)
             if not skip_sync:
                 state.sync()
-            return func(state, *args, **kwargs)
+            with context.object_names().within():
+                return func(state, *args, **kwargs)
         except survived as error:
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if isinstance(error, HorovodInternalError):

@@ -19,6 +19,7 @@ from farandole.job.context.membership import agree as agree
 from farandole.job.context.membership import count_commit as count_commit
 from farandole.job.context.membership import is_elastic as is_elastic
 from farandole.job.context.membership import notice as notice
+from farandole.job.context.membership import object_names as object_names
 from farandole.job.context.parameter_servers import leave_servers as leave_servers
 from farandole.job.context.parameter_servers import peer_server as peer_server
 from farandole.job.context.parameter_servers import return_to_servers as return_to_servers

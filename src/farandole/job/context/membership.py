@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from farandole.base import log
@@ -25,6 +28,35 @@ _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each o
 _AGREEMENT = "elastic.agreement"
 
 
+class ObjectNames:
+    """Names for unnamed objects of elastic programs, equal on ranks that have stayed and ranks that
+    have just started.
+
+    A rank that stays keeps the objects from before ``elastic.run``'s function, which a new rank
+    creates now: these are counted over the life of the process. Objects that the function itself
+    creates are counted from each call of the function, since all ranks call it again.
+    """
+
+    def __init__(self) -> None:
+        self._before = itertools.count(1)
+        self._within: Iterator[int] | None = None
+
+    def next(self) -> str:
+        """Return the name of an object that is created now."""
+        if self._within is not None:
+            return f"run.{next(self._within)}"
+        return f"{next(self._before)}"
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Count objects from 1 during a call of the function."""
+        self._within = itertools.count(1)
+        try:
+            yield
+        finally:
+            self._within = None
+
+
 class _Standing:
     """The state of this process in its job.
 
@@ -35,6 +67,7 @@ class _Standing:
     def __init__(self) -> None:
         self.number = 0
         self.commits = 0
+        self.names = ObjectNames()
 
 
 _standing = _Standing()
@@ -43,6 +76,11 @@ _standing = _Standing()
 def is_elastic() -> bool:
     """Return whether this process belongs to a job whose ranks come and go."""
     return Connection.from_env().member >= 0
+
+
+def object_names() -> ObjectNames:
+    """Return the names for unnamed objects of this process."""
+    return _standing.names
 
 
 def count_commit() -> None:
