@@ -277,6 +277,7 @@ class Environment:
         python, docker = self.python, self.docker
         packages = python.conda_dependencies.as_dict() if python.conda_dependencies else None
         if packages is not None and not python.user_managed_dependencies:
+            packages.pop("name", None)  # the digest becomes the name
             text = json.dumps(packages, sort_keys=True).encode()
             digest = hashlib.md5(text, usedforsecurity=False).hexdigest()
             packages["name"] = f"azureml_{digest}"
