@@ -1,0 +1,104 @@
+"""Elastic jobs on this machine: ranks that die, join and leave, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import JobFailedError
+from farandole.job.elastic.options import ElasticOptions
+from tests.job.launch.elastic.training import STEPS, Done, Fault, run_job, train
+from tests.kits.messages import mentioning
+
+pytestmark = pytest.mark.slow
+
+
+def check_complete(results: list[Done], folder: Path) -> None:
+    """No step was lost or made twice, and all ranks agree."""
+    assert [done.rank for done in results] == list(range(len(results)))
+    assert {done.size for done in results} == {len(results)}
+    assert {done.total for done in results} == {float(STEPS)}
+    assert {int(path.name) for path in folder.iterdir()} == set(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, 0], ids=["killed", "raised"])
+def test_rank_0_is_lost(fault: int, tmp_path: Path) -> None:
+    faults = [Fault(process=0, step=3, signal=fault)]
+    options = ElasticOptions(np=3, min_np=2, max_np=3)
+    results, said = run_job(train, (str(tmp_path), faults, 0.0), options, {"localhost": 3})
+    check_complete(results, tmp_path)
+    assert [done.process for done in results][:2] == [1, 2]
+    assert results[0].sizes[0] == 3
+    assert results[0].sizes[3] == 2
+    assert results[0].local_rank == 1
+    assert "rank 0" in said
+
+
+def test_all_but_one_are_lost_and_replaced(tmp_path: Path) -> None:
+    faults = [Fault(0, 2), Fault(2, 2), Fault(3, 9)]
+    options = ElasticOptions(np=3, min_np=1, max_np=3)
+    results, _ = run_job(train, (str(tmp_path), faults, 0.05, 3), options, {"localhost": 3})
+    check_complete(results, tmp_path)
+    assert results[0].process == 1
+    assert 4 in {done.process for done in results}
+    assert 3 not in {done.process for done in results}
+    assert all(done.start_rank > 0 for done in results[1:])
+
+
+def test_fewer_than_min_np_wait_for_a_new_rank(tmp_path: Path) -> None:
+    options = ElasticOptions(np=2, min_np=2, max_np=2)
+    results, _ = run_job(train, (str(tmp_path), [Fault(1, 5)]), options, {"localhost": 2})
+    check_complete(results, tmp_path)
+    assert [done.process for done in results] == [0, 2]
+    assert set(results[0].sizes.values()) == {2}
+
+
+def test_hosts_come_and_go(tmp_path: Path) -> None:
+    """``localhost`` and ``127.0.0.1`` are two hosts of this machine."""
+
+    def hosts() -> dict[str, int]:
+        if (tmp_path / "8").exists():
+            return {"127.0.0.1": 2}
+        return {"localhost": 2, "127.0.0.1": 2} if (tmp_path / "3").exists() else {"localhost": 2}
+
+    options = ElasticOptions(np=2, min_np=2, max_np=4)
+    results, _ = run_job(train, (str(tmp_path), [], 0.3), options, hosts)
+    check_complete(results, tmp_path)
+    assert [done.process for done in results] == [2, 3]
+    assert [done.start_rank for done in results] == [2, 3]
+    assert set(results[0].sizes.values()) == {4, 2}
+
+
+def test_a_failed_host_is_left_out(tmp_path: Path) -> None:
+    options = ElasticOptions(np=4, min_np=2)
+    hosts = {"localhost": 2, "127.0.0.1": 2}
+    results, _ = run_job(train, (str(tmp_path), [Fault(1, 4)]), options, hosts)
+    check_complete(results, tmp_path)
+    assert [done.process for done in results] == [2, 3]
+
+
+class TestFailures:
+    def fails(self, faults: list[Fault], options: ElasticOptions, *expected: Any) -> JobFailedError:
+        hosts = {"localhost": 1, "127.0.0.1": 1}
+        with pytest.raises(JobFailedError, match=mentioning(*expected)) as caught:
+            run_job(train, ("/nonexistent", faults), options, hosts)
+        return caught.value
+
+    def test_no_hosts_are_left(self) -> None:
+        options = ElasticOptions(np=2, min_np=2)
+        error = self.fails([Fault(1, 0)], options, "Rank 1", "SIGKILL", "127.0.0.1", "2")
+        assert (error.rank, error.host, error.exit_code) == (1, "127.0.0.1", 137)
+
+    def test_no_state_is_left(self) -> None:
+        faults = [Fault(0, 0, 0), Fault(1, 0, 0)]
+        error = self.fails(faults, ElasticOptions(np=2, min_np=1), "ValueError", "process 0")
+        assert "ValueError" in error.remote_traceback
+
+    def test_reset_limit(self, tmp_path: Path) -> None:
+        options = ElasticOptions(np=3, min_np=1, max_np=3, reset_limit=1)
+        faults = [Fault(0, 2), Fault(1, 6)]
+        with pytest.raises(JobFailedError, match=mentioning("limit", "1", "SIGKILL")):
+            run_job(train, (str(tmp_path), faults, 0.0), options, {"localhost": 3})
