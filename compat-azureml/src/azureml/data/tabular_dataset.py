@@ -1,0 +1,121 @@
+"""``TabularDataset``: tables from CSV, Parquet and JSON files, read by pandas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from azureml.data import _files
+from azureml.data._files import DatasetDefinition
+from azureml.data.abstract_dataset import AbstractDataset
+from azureml.data.dataset_error_handling import DatasetExecutionError
+from azureml.data.file_dataset import FileDataset
+from azureml.exceptions import OptionalDependencyMissingException
+from farandole.base.optional import require
+from farandole.job.runs.home import RunsHome
+
+
+class TabularDataset(AbstractDataset):
+    """A table from files. It reads them when its rows are needed."""
+
+    def to_pandas_dataframe(
+        self, on_error: str = "null", out_of_range_datetime: str = "null"
+    ) -> Any:
+        """Return the rows as a pandas DataFrame.
+
+        Raises OptionalDependencyMissingException without pandas, DatasetExecutionError if a file
+        cannot be read.
+        """
+        pandas = pandas_module("to_pandas_dataframe()")
+        frames = list(_frames(pandas, self._definition))
+        table = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+        for step in self._definition.steps:
+            table = _apply(table, step)
+        return table.reset_index(drop=True)
+
+    def keep_columns(self, columns: str | list[str], validate: bool = False) -> TabularDataset:
+        """Return the dataset with these columns only."""
+        return self._selected("keep", _listed(columns))
+
+    def drop_columns(self, columns: str | list[str]) -> TabularDataset:
+        """Return the dataset without these columns."""
+        return self._selected("drop", _listed(columns))
+
+    def to_csv_files(self, separator: str = ",") -> FileDataset:
+        """Return the rows as a dataset of one CSV file, written to the home of the runs."""
+        path = self._written_path("csv")
+        self.to_pandas_dataframe().to_csv(path, sep=separator, index=False)
+        return FileDataset(DatasetDefinition("file", (path,)))
+
+    def to_parquet_files(self) -> FileDataset:
+        """Return the rows as a dataset of one Parquet file, written to the home of the runs."""
+        path = self._written_path("parquet")
+        self.to_pandas_dataframe().to_parquet(path, index=False)
+        return FileDataset(DatasetDefinition("file", (path,)))
+
+    def _written_path(self, ending: str) -> str:
+        folder = RunsHome().folder(os.path.join("azureml", ".shared", "tables"))
+        return os.path.join(folder, f"{self.id}.{ending}")
+
+
+def pandas_module(purpose: str) -> Any:
+    """Return pandas. Raises OptionalDependencyMissingException if it is not installed."""
+    try:
+        return require("pandas", purpose)
+    except ImportError as error:
+        raise OptionalDependencyMissingException(str(error)) from error
+
+
+def _listed(columns: str | list[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _frames(pandas: Any, definition: DatasetDefinition) -> Iterator[Any]:
+    """Yield the table of each file."""
+    options = dict(definition.options)
+    kind, include_path = options.pop("format"), options.pop("include_path", False)
+    types = options.pop("column_types", {})
+    reader = {"csv": "read_csv", "parquet": "read_parquet", "json": "read_json"}[kind]
+    for file in _files.files(definition._replace(steps=())):
+        try:
+            with file.system.open(file.path, "rb") as stream:
+                table = getattr(pandas, reader)(stream, **options)
+        except ImportError as error:  # a Parquet engine
+            raise OptionalDependencyMissingException(str(error)) from error
+        except Exception as error:
+            raise DatasetExecutionError(
+                f"{file.name} cannot be read as {kind}: {type(error).__name__}: {error}"
+            ) from error
+        if kind == "csv" and options.get("header", "infer") is None:
+            table.columns = [f"Column{number + 1}" for number in range(table.shape[1])]
+        if include_path:
+            table.insert(0, "Path", f"/{file.name}")
+        yield _with_types(pandas, table, types)
+
+
+def _with_types(pandas: Any, table: Any, types: dict[str, str]) -> Any:
+    for column, kind in types.items():
+        if kind == "datetime":
+            table[column] = pandas.to_datetime(table[column], errors="coerce")
+        elif kind == "string":
+            table[column] = table[column].astype(str)
+        elif kind == "bool":
+            table[column] = table[column].astype(bool)
+        else:
+            table[column] = pandas.to_numeric(table[column], errors="coerce")
+            if kind == "int":
+                table[column] = table[column].astype("Int64")
+    return table
+
+
+def _apply(table: Any, step: tuple[Any, ...]) -> Any:
+    kind, *arguments = step
+    if kind in ("keep", "drop"):
+        missing = [name for name in arguments[0] if name not in table.columns]
+        if missing:
+            raise DatasetExecutionError(
+                f"the table has no column {missing[0]!r} (columns: {', '.join(table.columns)})"
+            )
+        return table[arguments[0]] if kind == "keep" else table.drop(columns=arguments[0])
+    return table.iloc[_files.selected(range(len(table)), step)]

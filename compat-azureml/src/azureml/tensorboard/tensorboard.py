@@ -1,0 +1,123 @@
+"""``Tensorboard``: the event files of runs, shown by TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from azureml._farandole.texts import say
+from azureml.exceptions import UserErrorException
+
+_PATIENCE = 60.0  # seconds until TensorBoard accepts connections
+_PLACES = ("outputs", "tensorboard", "logs")  # folders of a run that may hold event files
+
+
+class Tensorboard:
+    """A folder with links to the event files of runs, and the process that shows it."""
+
+    def __init__(
+        self,
+        runs: Any,
+        local_root: str | None = None,
+        port: int = 6006,
+        use_display_name: bool = False,
+    ) -> None:
+        """Arguments:
+            runs: A run, or a list of runs. Running ones are followed.
+            local_root: The folder of the links; by default a new temporary folder.
+            port: The port of TensorBoard on this host.
+            use_display_name: Name the links by the display names instead of the ids.
+
+        Raises UserErrorException if there is no run.
+        """
+        self._runs = list(runs) if isinstance(runs, Sequence) else [runs]
+        if not self._runs:
+            raise UserErrorException("Tensorboard needs at least one run")
+        self._root = local_root or tempfile.mkdtemp(prefix="tensorboard-")
+        self._port = port
+        self._by_name = use_display_name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, start_browser: bool = False) -> str | None:
+        """Start TensorBoard and return its address; None if it is not installed.
+
+        Raises UserErrorException if it does not start.
+        """
+        self._link()
+        if importlib.util.find_spec("tensorboard") is None:
+            say(
+                f"TensorBoard is not installed; the event files are below {self._root}: pip install"
+                " tensorboard, then call start() again"
+            )
+            return None
+        address = f"http://127.0.0.1:{self._port}/"
+        if self._process is None:
+            self._process = self._started()
+        if start_browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        say(address)
+        return address
+
+    def stop(self) -> None:
+        """End TensorBoard and remove the links."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+        for each in os.listdir(self._root):
+            path = os.path.join(self._root, each)
+            if os.path.islink(path):
+                os.unlink(path)
+
+    def _link(self) -> None:
+        """Link the folders of the runs that may hold event files."""
+        os.makedirs(self._root, exist_ok=True)
+        for run in self._runs:
+            name = run.display_name if self._by_name and run.display_name else run.id
+            for place in _PLACES:
+                source = run._folder.file(place)
+                suffix = "" if place == _PLACES[0] else f"-{place}"
+                link = os.path.join(self._root, f"{name.replace(os.sep, '_')}{suffix}")
+                if os.path.isdir(source):
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(source, link)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Return the process, once it accepts connections."""
+        words = ["--logdir", self._root, "--host", "127.0.0.1", "--port", str(self._port)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                text = process.stderr.read().decode(errors="replace").strip()
+                raise UserErrorException(
+                    f"TensorBoard ended with code {process.returncode}: {text[-500:]}; choose"
+                    f" another port than {self._port}, or look at its installation"
+                )
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self._port), 1.0),
+            ):
+                return process
+            time.sleep(0.2)
+        process.kill()
+        process.wait()
+        raise UserErrorException(
+            f"TensorBoard did not answer on port {self._port} within {_PATIENCE:.0f} seconds"
+        )
