@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,7 @@ from tests.kits.messages import mentions
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """Return a folder of packages with a distribution of Microsoft's."""
-    facts = tmp_path / "azureml_telemetry-1.61.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: azureml-telemetry\nVersion: 1.61.0\n"
-    )
+    (tmp_path / "azureml_telemetry-1.61.0.dist-info").mkdir()
     return tmp_path
 
 
@@ -38,7 +36,21 @@ def test_build_stops_beside_the_other_distribution(installed: Path) -> None:
     )
     refused = python("-c", program, installed)
     assert mentions(refused.stderr, "azureml-telemetry 1.61.0")
-    (installed / "azureml_telemetry-1.61.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: farandole-azureml\nVersion: 0.1.0\n"
+    (installed / "azureml_telemetry-1.61.0.dist-info").rename(
+        installed / "farandole_azureml-0.1.0.dist-info"
     )
     assert python("-c", program, installed).returncode == 0
+
+
+def test_distribution_can_be_built_and_installed(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--no-build-isolation", "--no-index", "--target", tmp_path, SOURCE.parent],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "azureml" / "core" / "run.py").is_file()
+    assert list(tmp_path.glob("farandole_azureml-*.dist-info"))

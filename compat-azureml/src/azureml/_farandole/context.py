@@ -25,7 +25,7 @@ def context_experiment(folder: RunFolder) -> Experiment:
     from azureml.core.workspace import Workspace
 
     made = Experiment.__new__(Experiment)
-    made._name = folder.spec().experiment
+    made._name = os.environ.get("AZUREML_ARM_PROJECT_NAME") or folder.spec().experiment
     name = os.environ.get("AZUREML_ARM_WORKSPACE_NAME")
     made._workspace = (
         Workspace(

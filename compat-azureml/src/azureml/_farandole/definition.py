@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from azureml._farandole.arguments import Arguments
-from azureml._farandole.layout import Layout
 from farandole.job.runs.spec import RunSpec
 from farandole.jobs import environ
 
 if TYPE_CHECKING:
+    from azureml._farandole.arguments import Arguments
+    from azureml._farandole.layout import Layout
     from azureml.core.script_run_config import ScriptRunConfig
 
 FILE = "azureml.json"  # in the run's folder: the facts that only this SDK shows
@@ -108,6 +108,8 @@ def definition_of(config: ScriptRunConfig, arguments: Arguments, layout: Layout)
 
 def definition_of_spec(spec: RunSpec) -> dict[str, Any]:
     """Return the definition of a run that was not submitted through this SDK."""
+    from azureml._farandole.arguments import Arguments
+    from azureml._farandole.layout import Layout
     from azureml.core.runconfig import RunConfiguration
     from azureml.core.script_run_config import ScriptRunConfig
 

@@ -15,7 +15,7 @@ from azureml.exceptions import UserErrorException
 from farandole.job.runs.folder import RunFolder
 from farandole.job.tracking import files
 from farandole.job.tracking.tracker import ARTIFACT
-from farandole.jobs import metrics, outputs
+from farandole.jobs import outputs
 
 _OUTPUTS, _LOGS = "outputs/", "logs/"
 
@@ -97,6 +97,8 @@ class RunFiles:
 
     def _uploaded(self) -> set[str]:
         """Return the files that were uploaded under names outside of ``outputs``."""
+        from farandole.jobs import metrics
+
         return {
             record["name"]
             for rank in metrics.ranks(self._folder)

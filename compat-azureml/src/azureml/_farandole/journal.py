@@ -13,7 +13,6 @@ from farandole.job.runs.folder import RUN_VARIABLE, RunFolder
 from farandole.job.tracking import tracker
 from farandole.job.tracking.tracker import TABLE, Tracker
 from farandole.job.tracking.values import number, plain, table
-from farandole.jobs import metrics
 
 _trackers: dict[str, Tracker] = {}
 
@@ -71,6 +70,8 @@ def add_reference(folder: RunFolder, name: str, uri: str) -> None:
 
 def values(folder: RunFolder) -> dict[str, Any]:
     """Return the metrics of all ranks by name, in the forms of ``Run.get_metrics``."""
+    from farandole.jobs import metrics  # numpy, which recording does not need
+
     timed: dict[str, list[tuple[float, Any]]] = {}
     forms: dict[str, str] = {}
     tables: dict[str, dict[str, Any]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from azureml._farandole import details, interactive, journal, run_types, streaming
+from azureml._farandole import details, journal, run_types
 from azureml._farandole.context import context_experiment, context_folder, fail_at_exit
 from azureml._farandole.errors import raised_as
 from azureml._farandole.filters import has_tags
@@ -39,7 +39,13 @@ class Run(RunData):
             raise UserErrorException(f"there is no run {run_id!r}; farandole runs lists all runs")
         self._experiment = experiment
         self._run_folder = folder
-        self._open_context = False
+
+    @classmethod
+    def _opened(cls, experiment: Experiment, folder: RunFolder) -> Run:
+        """Return the run in a folder. On other hosts, the folder of a rank's run has no spec."""
+        made = cls.__new__(cls)
+        made._experiment, made._run_folder = experiment, folder
+        return made
 
     @property
     def _folder(self) -> RunFolder:
@@ -56,7 +62,7 @@ class Run(RunData):
         """
         folder = context_folder()
         if folder is not None:
-            return _SubmittedRun(context_experiment(folder), folder.run_id)
+            return _SubmittedRun._opened(context_experiment(folder), folder)
         if not allow_offline:
             raise RunEnvironmentException()
         return _OfflineRun()
@@ -195,6 +201,8 @@ class Run(RunData):
             show_output: Print the output of rank 0 as it appears.
             raise_on_error: Raise ActivityFailedException if the run fails.
         """
+        from azureml._farandole import streaming
+
         if not self._folder.submitted().get("tracked"):
             ensure_running(RunsHome())
         streaming.wait(self._folder, show_output=show_output, raise_on_error=raise_on_error)
@@ -232,6 +240,8 @@ class Run(RunData):
         """Accept the call: every value is written when it is recorded."""
 
     def _end(self, state: RunState, cause: str = "") -> None:
+        from azureml._farandole import interactive
+
         if self._folder.submitted().get("tracked"):
             interactive.end(self._folder, state, cause)
             journal.close(self._folder)
@@ -244,6 +254,8 @@ class Run(RunData):
         self, name: str | None = None, run_id: str | None = None, outputs: Any = None, **_: Any
     ) -> Run:
         """Start a child in this process and return it."""
+        from azureml._farandole import interactive
+
         with raised_as(UserErrorException):
             started = interactive.start(
                 self._experiment.name,
