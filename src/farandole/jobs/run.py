@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from farandole.errors import RunError, RunFailedError
+from farandole.job.plugins import registry
 from farandole.job.runs.folder import CANCEL, RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
@@ -177,7 +177,13 @@ class Run:
         return f"Run({self.id}: {self.status()})"
 
     def _repr_html_(self) -> str:
-        return table(self.facts())
+        """Return the run as static HTML, as for a report of a notebook."""
+        found: str = registry.load("view", "html")(self)
+        return found
+
+    def _ipython_display_(self) -> None:
+        """Show the run as the last line of a notebook's cell, live until it ends."""
+        registry.load("view", "cell")(self)
 
     def facts(self) -> dict[str, str]:
         """Return the main facts as text, for a short summary."""
@@ -191,17 +197,6 @@ class Run:
             "duration": details.readable_duration(found["seconds"]),
             "cause": found["cause"].split("\n")[0],
         }
-
-
-def table(facts: Mapping[str, str]) -> str:
-    """Return facts as an HTML table; empty values are left out."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-        for name, value in facts.items()
-        if value
-    )
-    return f"<table>{rows}</table>"
 
 
 def _ended(state: RunState) -> str:

@@ -9,7 +9,7 @@ from farandole.jobs.comparison.curves import RunCurve
 from farandole.jobs.comparison.equal_value import (
     MAXIMIZE,
     MINIMIZE,
-    chosen_metric,
+    by_relevance,
     equal_value,
     goal_of,
 )
@@ -69,10 +69,9 @@ def test_the_curves_show_the_direction_of_other_names() -> None:
 
 
 def test_validation_metrics_are_chosen_first() -> None:
-    assert chosen_metric(["loss", "val_loss", "val_auc", "auc", "val_accuracy"]) == "val_auc"
-    assert chosen_metric(["loss", "accuracy"]) == "accuracy"
-    assert chosen_metric(["loss", "eval/loss"]) == "eval/loss"
-    assert chosen_metric([]) is None
+    names = ["loss", "val_loss", "val_auc", "auc", "val_accuracy", "eval/f1"]
+    expected = ["val_auc", "val_accuracy", "eval/f1", "val_loss", "auc", "loss"]
+    assert by_relevance(names) == expected
 
 
 def test_long_curves_keep_their_extremes() -> None:

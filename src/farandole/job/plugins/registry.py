@@ -47,6 +47,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "tensorboard": "farandole.jobs.mirrors.tensorboard:TensorBoardMirror",
         "trackio": "farandole.jobs.mirrors.trackio:TrackioMirror",
     },
+    # How a notebook shows a run: by a function of the run, and as HTML.
+    "view": {
+        "cell": "farandole.dashboard.widget.show:show_run",
+        "html": "farandole.dashboard.widget.show:html_of_run",
+    },
     # How the driver of a job leaves a run.
     "tracking": {"run": "farandole.jobs.tracked:run"},
     # Subcommands of `farandole` that upper rooms bring.

@@ -71,9 +71,9 @@ def goal_of(name: str, curves: Sequence[RunCurve] = ()) -> str | None:
     return {1.0: MAXIMIZE, -1.0: MINIMIZE}.get(moves.pop()) if len(moves) == 1 else None
 
 
-def chosen_metric(names: Sequence[str]) -> str | None:
-    """Return the metric that tells best how good a model is: a validation metric, such as its AUC,
-    before a metric of training. None if there is no metric.
+def by_relevance(names: Sequence[str]) -> list[str]:
+    """Return names of metrics in the order in which they describe a model's quality: validation
+    metrics first, and an AUC or accuracy before a loss.
     """
 
     def order(name: str) -> tuple[bool, int, str]:
@@ -81,7 +81,7 @@ def chosen_metric(names: Sequence[str]) -> str | None:
         places = [number for number, part in enumerate(_PREFERRED) if re.search(part, words)]
         return not _VALIDATION.search(name.lower()), places[0] if places else len(_PREFERRED), name
 
-    return min(names, key=order, default=None)
+    return sorted(names, key=order)
 
 
 def equal_value(

@@ -14,7 +14,7 @@ from farandole.jobs.comparison.equal_value import (
     MAXIMIZE,
     MINIMIZE,
     EqualValue,
-    chosen_metric,
+    by_relevance,
     equal_value,
     goal_of,
 )
@@ -94,7 +94,7 @@ def compare(
         environment=environment_differences(folders),
         source=source_differences(folders),
         curves=curves,
-        equal=_equal(curves, found, metric or chosen_metric(names), goal),
+        equal=_equal(curves, found, metric or next(iter(by_relevance(names)), None), goal),
         unfair=tuple(fairness(found)),
     )
 

@@ -1,0 +1,50 @@
+"""Removes secrets and paths of this machine from texts that a notebook stores."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# A name such as WANDB_API_KEY or access-token, but not tokens or design.
+_SECRET_NAME = (
+    r"(?:[\w.-]*[_.-])?(?:token|secret|password|passwd|pwd|credentials?|(?:api|access|account)[_-]?key"
+    r"|sig|signature)"
+)
+_ASSIGNED = re.compile(rf"(?i)\b({_SECRET_NAME})([\"']?\s*[=:]\s*[\"']?)([^\s&\"',;]+)")
+_OPTION = re.compile(rf"(?i)(--{_SECRET_NAME})(=|\s+)(\S+)")
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+# An absolute path with at least two parts; not the path of a URL.
+_PATH = re.compile(r"(?<![\w.:/~-])(?:~|)/(?:[^\s/\"'<>:,;()\[\]]+/)+([^\s/\"'<>:,;()\[\]]*)")
+_HIDDEN = "***"
+
+
+def redacted(text: str, folder: str) -> str:
+    """Return a text without secrets and without paths outside ``folder``, the run's folder.
+
+    Paths inside the folder become relative to it; of other absolute paths, only the last part
+    remains, as ``.../train.py``.
+    """
+    text = text.replace(os.path.join(folder, ""), "").replace(folder, ".")
+    text = _IN_URL.sub("", text)
+    text = _AUTHORIZATION.sub(rf"\1 {_HIDDEN}", text)
+    text = _OPTION.sub(rf"\1\2{_HIDDEN}", text)
+    text = _ASSIGNED.sub(rf"\1\2{_HIDDEN}", text)
+    return _PATH.sub(r".../\1", text)
+
+
+def redacted_values(values: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return nested data with all its texts redacted."""
+    return {name: _redacted(value, folder) for name, value in values.items()}
+
+
+def _redacted(value: Any, folder: str) -> Any:
+    if isinstance(value, str):
+        return redacted(value, folder)
+    if isinstance(value, Mapping):
+        return redacted_values(value, folder)
+    if isinstance(value, (list, tuple)):
+        return [_redacted(each, folder) for each in value]
+    return value
