@@ -77,7 +77,7 @@ HEAVY = {
     "matplotlib": "figures",
     "pandas": "",
     "scipy": "",
-    "IPython": "",
+    "IPython": "widget",
     "torchvision": "",
     "transformers": "",
     "pyarrow": "parquet",
