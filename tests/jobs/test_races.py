@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.jobs import chaos
+from farandole.job.launch.driver import Interrupted
 from farandole.job.runs.folder import CANCEL, RunFolder, write_json, write_once
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.identity import ProcessIdentity
@@ -22,6 +24,7 @@ from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts
 from farandole.jobs.heartbeat import Heartbeat
+from farandole.jobs.runner import _Runner
 from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor import wake
 from farandole.jobs.supervisor.daemon import RunSupervisor
@@ -29,6 +32,7 @@ from farandole.jobs.supervisor.place import lock_path, state_folder
 from farandole.jobs.targets.contract import Capacity, Launch, Presence, TargetSpec, Ticket
 from farandole.jobs.targets.local import presence_here
 from tests.kits.messages import mentions
+from tests.kits.written_runs import written_run
 
 
 class FakeTarget:
@@ -337,3 +341,11 @@ def test_the_faults_of_starts_are_found() -> None:
     assert "a" in fault
     (fault,) = chaos.faults_of_starts([chaos.Start("b", 1, 1.0, None)] * 2)
     assert "2" in fault
+
+
+def test_a_signal_after_a_request_to_cancel_cancels_the_run(home: RunsHome) -> None:
+    folder = written_run(home, state=RunState.RUNNING)
+    runner = _Runner(home, folder, 1)
+    folder.request(CANCEL)  # the supervisor has seen it first, and sends the signal
+    state, cause, _ = runner._interrupted(Interrupted(signal.SIGTERM))
+    assert (state, cause) == (RunState.CANCELED, CANCEL + "ed")

@@ -38,6 +38,7 @@ COMMANDS = {
     "stop": "end runs",
     "targets": "list or define the places where runs are executed",
     "dashboard": "show all runs on a page in the browser",
+    "report": "write runs to one HTML or Markdown file",
     "export": "write a run to an archive",
     "gc": "delete old runs",
     "completion": "complete this command in bash, zsh or fish",

@@ -71,7 +71,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "sweep",
         )
     }
-    | {name: f"farandole.dashboard.commands.{name}" for name in ("dashboard",)},
+    | {name: f"farandole.dashboard.commands.{name}" for name in ("dashboard", "report")},
     "strategy": {
         "local_sgd": "farandole.strategies.modes.local_sgd:LocalSGD",
         "bmuf": "farandole.strategies.modes.local_sgd:BMUF",

@@ -1,0 +1,86 @@
+"""The parts of a report, in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Line(NamedTuple):
+    """A curve of a chart: its ``label``, and arrays of x, y and, if reduced, extremes of y."""
+
+    label: str
+    x: Any
+    y: Any
+    low: Any
+    high: Any
+
+
+class Chart(NamedTuple):
+    """A metric over steps."""
+
+    title: str
+    lines: Sequence[Line]
+
+
+class Charts(NamedTuple):
+    """Charts next to each other."""
+
+    charts: Sequence[Chart]
+
+
+class Facts(NamedTuple):
+    """Names with values."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+class Table(NamedTuple):
+    """A table of text; the first row is the header."""
+
+    rows: Sequence[Sequence[str]]
+
+
+class Texts(NamedTuple):
+    """Paragraphs; ``warning``: the reader should not miss them."""
+
+    paragraphs: Sequence[str]
+    warning: bool = False
+
+
+class Output(NamedTuple):
+    """Text as a program has printed it."""
+
+    text: str
+
+
+class Picture(NamedTuple):
+    """An image file: its name, media type and content."""
+
+    name: str
+    type: str
+    data: bytes
+
+
+class Pictures(NamedTuple):
+    """Images next to each other."""
+
+    pictures: Sequence[Picture]
+
+
+Block = Charts | Facts | Table | Texts | Output | Pictures
+
+
+class Section(NamedTuple):
+    """A titled part of a report. The ``level`` is 1 for a part of one run, 2 for a part of that."""
+
+    title: str
+    blocks: Sequence[Block]
+    level: int = 1
+
+
+class Document(NamedTuple):
+    """A report."""
+
+    title: str
+    sections: Sequence[Section]
