@@ -1,6 +1,7 @@
-"""Runs every test, two environments at a time: ``python -m tests.environments [NAME ...]``.
+"""Runs every test, three environments at a time: ``python -m tests.environments [NAME ...]``.
 
-``main`` is this interpreter, for all that needs no other environment. ``NAME.txt`` beside this file
+``main`` and ``jobs`` are this interpreter, for all that needs no other environment: ``jobs`` runs
+the tests that start whole programs, ``main`` all others. ``NAME.txt`` in this folder
 pins what another one holds; its line ``# tests:`` says what is run there. An environment is built
 once per content of its pins, beside others of its kind in FARANDOLE_ENVIRONMENTS (by default a
 folder in the user's cache), so that clones share it. Farandole itself is taken from this checkout.
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -38,10 +39,21 @@ QUIET = {
 }
 
 
-MAIN = "main"
-# Tests wait for processes more than they compute: two environments at once take little longer than
-# one.
-AT_ONCE = 2
+MAIN, JOBS = "main", "jobs"
+# Half of main's time. Tests of Slurm are here only: two clusters would compete for the cores.
+JOB_TESTS = (
+    "tests/cli",
+    "tests/compat",
+    "tests/job",
+    "tests/jobs",
+    "tests/test_bench.py",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
+    "tests/test_run.py",
+)
+# Tests wait for processes more than they compute: three environments at once take little longer
+# than one.
+AT_ONCE = 3
 # Failures with their cause in the closing summary, and the lines there of an error, or of what a
 # test printed.
 SHOWN, MOST = 10, 20
@@ -67,19 +79,26 @@ def names() -> list[str]:
     is tested.
     """
     largest, *others = sorted(HERE.glob("*.txt"), key=lambda path: (-len(pins(path)), path.stem))
-    return [largest.stem, MAIN, *(path.stem for path in others)]
+    return [largest.stem, MAIN, JOBS, *(path.stem for path in others)]
 
 
 def pins(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
+def arguments(name: str) -> list[str]:
+    """Pytest's arguments that select the tests of an environment."""
+    return [f"--ignore={path}" for path in JOB_TESTS] if name == MAIN else paths(name)
+
+
 def paths(name: str) -> list[str]:
     """What is run in an environment: those of its paths that are there. Of ``main`` all that can be
-    imported.
+    imported, and that ``jobs`` does not run.
     """
     if name == MAIN:
         return []
+    if name == JOBS:
+        return list(JOB_TESTS)
     found = re.search(r"^# tests: (.+)$", (HERE / f"{name}.txt").read_text(), re.M)
     assert found, f"{name}.txt has no line '# tests: ...'"
     return [path for path in found[1].split() if (ROOT / path.partition("::")[0]).exists()]
@@ -87,7 +106,7 @@ def paths(name: str) -> list[str]:
 
 def python_of(name: str) -> Path:
     """The interpreter of an environment, which is built now if it is not there."""
-    if name == MAIN:
+    if name in (MAIN, JOBS):
         return Path(sys.executable)
     home = Path(os.environ.get("FARANDOLE_ENVIRONMENTS") or DEFAULT_HOME)
     content = (pins(HERE / f"{name}.txt"), COMMON, sys.version_info[:2])
@@ -114,6 +133,15 @@ def slowest(lines: Sequence[str]) -> list[tuple[float, str]]:
     """Seconds and phase of the tests that pytest's ``--durations`` lists."""
     found = [re.fullmatch(r"([\d.]+)s (call|setup|teardown) +(.+)", line) for line in lines]
     return [(float(each[1]), f"{each[3]} ({each[2]})") for each in found if each]
+
+
+def by_interpreter(results: Mapping[str, Outcome]) -> dict[str, list[str]]:
+    """The lines of skips. Those of ``jobs`` are ``main``'s: a skip in a file that several tests
+    share, such as a kit, is a skip of the interpreter that both have.
+    """
+    skipped = {name: each.skipped for name, each in results.items()}
+    shared = [*skipped[MAIN], *skipped.pop(JOBS)]
+    return {**skipped, MAIN: shared}
 
 
 def hidden(skipped: dict[str, list[str]]) -> list[str]:
@@ -152,10 +180,10 @@ def covers(name: str, path: str) -> bool:
 def run(name: str) -> Outcome:
     """Run the tests of an environment."""
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
-    own = {} if name == MAIN else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    own = {} if name in (MAIN, JOBS) else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     options = ["-p", "no:cacheprovider", f"--durations={SLOWEST}", "--durations-min=1"]
-    command = [str(python_of(name)), "-m", "pytest", *options, *paths(name)]
-    say(name, f"pytest {' '.join(paths(name))}")
+    command = [str(python_of(name)), "-m", "pytest", *options, *arguments(name)]
+    say(name, f"pytest {' '.join(arguments(name))}")
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -241,7 +269,7 @@ def main(wanted: Sequence[str]) -> int:
     for name, (code, closing, *_) in sorted(results.items(), key=lambda item: item[1].code != 0):
         print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
         print("\n".join(f"  {line}" for line in closing))
-    unseen = [] if wanted else hidden({name: each.skipped for name, each in results.items()})
+    unseen = [] if wanted else hidden(by_interpreter(results))
     if unseen and os.environ.get("CI"):
         print("\nFAILED: these tests run in no environment (make system-packages may help):")
         print("\n".join(f"  {line}" for line in unseen))

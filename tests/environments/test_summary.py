@@ -6,7 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.environments.__main__ import MOST, causes, hidden, slowest
+from tests.environments.__main__ import (
+    JOB_TESTS,
+    JOBS,
+    MAIN,
+    MOST,
+    ROOT,
+    Outcome,
+    arguments,
+    by_interpreter,
+    causes,
+    hidden,
+    slowest,
+)
 
 FAILING = """
 import pytest
@@ -55,6 +67,22 @@ def test_skips_count_where_no_environment_runs_the_test() -> None:
     both = "SKIPPED [1] tests/jax/test_foreign.py:20: other JAX"
     assert hidden({"frameworks": [], "oldest": [both]}) == []
     assert hidden({"oldest": [both]}) == [f"oldest: {both}"]
+
+
+def test_a_skip_of_jobs_counts_as_one_of_main() -> None:
+    slurm = "SKIPPED [3] tests/conftest.py:81: munge is not installed"
+    results = {
+        MAIN: Outcome(0, [], [], []),
+        JOBS: Outcome(0, [], [slurm], []),
+        "mpich": Outcome(0, [], [], []),
+    }
+    assert hidden(by_interpreter(results)) == [f"main: {slurm}"]
+
+
+def test_main_runs_what_jobs_does_not() -> None:
+    assert arguments(JOBS) == list(JOB_TESTS)
+    assert arguments(MAIN) == [f"--ignore={path}" for path in JOB_TESTS]
+    assert all((ROOT / path).exists() for path in JOB_TESTS)
 
 
 def test_times_are_read_from_durations() -> None:
