@@ -162,9 +162,10 @@ def test_without_anywidget_the_html_is_replaced(
 def test_html_for_databricks_and_text_for_terminals(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run.finish(RunState.COMPLETED)
     found: list[str] = []
     show_run(farandole.Run(run), render_lib=found.append)
     assert "<svg" in found[0]
     assert found == [farandole.Run(run)._repr_html_()]
     show_run(farandole.Run(run))
-    assert "state: running" in capsys.readouterr().out
+    assert "state: completed" in capsys.readouterr().out

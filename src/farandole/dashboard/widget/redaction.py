@@ -9,8 +9,8 @@ from typing import Any
 
 # A name such as WANDB_API_KEY or access-token, but not tokens or design.
 _SECRET_NAME = (
-    r"(?:[\w.-]*[_.-])?(?:token|secret|password|passwd|pwd|credentials?|(?:api|access|account)[_-]?key"
-    r"|sig|signature)"
+    r"(?:[\w.-]*[_.-])?(?:token|secret|password|passwd|pwd|credentials?|sig|signature"
+    r"|(?:api|access|account)[_-]?key)"
 )
 _ASSIGNED = re.compile(rf"(?i)\b({_SECRET_NAME})([\"']?\s*[=:]\s*[\"']?)([^\s&\"',;]+)")
 _OPTION = re.compile(rf"(?i)(--{_SECRET_NAME})(=|\s+)(\S+)")
