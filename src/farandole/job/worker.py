@@ -78,7 +78,11 @@ def main() -> int:
     os.environ[ORIGIN] = _origin(os.environ)
     os.environ[FILES] = files(settings)
     try:
-        first = _store_of_first(slots, rank, client, settings, job)
+        first = (
+            _store_of_first(slots, rank, client, settings, job)
+            if connection.member < 0
+            else ("127.0.0.1", job["port"])
+        )
     except SettingsError as error:  # an interface that this host does not have
         _report(client, rank, str(error))
         return 1
@@ -176,7 +180,7 @@ def _store_of_first(
     """Return rank 0's address and a port, at which rank 0 creates torch.distributed's store for
     all ranks.
     """
-    alone = len({slot.host for slot in slots}) <= 1
+    alone = len({slot.host for slot in slots}) == 1
     if alone and not job["elsewhere"]:
         return "127.0.0.1", job["port"]  # a port of the driver's host
     if rank == 0:

@@ -297,6 +297,16 @@ class AgentRegistry:
             worker.slot = slot
         self._entrust(index, workers, env, {"do": "start", **order})
 
+    def add(self, index: int, slot: Slot, env: Mapping[str, str], order: Any) -> RemoteWorker:
+        """Make the agent ``index`` start one more rank, which may be its first; the ranks of an
+        elastic job are numbered as they start.
+        """
+        worker = RemoteWorker(slot, self)
+        self.workers.append(worker)
+        verb = "serve" if index in self._of else "start"
+        self._entrust(index, [worker], [env], {"do": verb, **order})
+        return worker
+
     def serve(
         self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
     ) -> list[RemoteWorker]:
@@ -344,7 +354,7 @@ class AgentRegistry:
 
     def dismiss(self) -> None:
         """Dismiss all agents."""
-        if self.workers[0].agent is not None:
+        if self.workers and self.workers[0].agent is not None:
             self._put_log(self.workers[0].agent, b"")
         for index in list(self.agents):
             self.order(index, {"do": "bye"})

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from farandole.base.log import logger
+from farandole.errors import SettingsError
 from farandole.job.config.doubts import doubts
 from farandole.job.elastic.discovery.watch import HostWatch
 from farandole.job.elastic.plan import ElasticPlan
-from farandole.job.launch.elastic.places import LocalPlaces
+from farandole.job.launch.elastic.places import LocalPlaces, Places
 from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files
@@ -25,6 +28,7 @@ from farandole.job.launch.preparation import (
 )
 from farandole.job.report import keys
 from farandole.net import handshake
+from farandole.net.interfaces import is_here
 
 
 def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
@@ -38,7 +42,11 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
             logger.warning("%s", doubt)
         function = None if job.call is None else pack(job)
         streams = stack.enter_context(output_streams(job))
-        places = LocalPlaces()
+        listed: deque[dict[str, int]] = deque()
+        hosts = HostWatch(plan.discovery, lambda found, _: listed.append(found))
+        stack.callback(hosts.close)
+        first = hosts.start()
+        places = places_of(job, first)
         secret = handshake.new_secret(tls=job.settings.tls)
         store = places.listen(secret)
         stack.callback(store.close)
@@ -48,10 +56,29 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
             store.set(keys.FUNCTION, function)
             function = None
         store.set(keys.JOB, describe(job, (), elsewhere=places.remote))
-        watch = ElasticWatch(job, store, streams, places)
+        watch = ElasticWatch(job, store, streams, places, listed)
         stack.enter_context(watch)
-        hosts = HostWatch(plan.discovery, watch.on_hosts)
-        stack.callback(hosts.close)
-        env = {**environment(job, store, secret, "local"), **watch.watched_by()}
-        watch.run(plan, hosts.start(), worker_command(), env)
+        env = {**environment(job, store, secret, places.name), **watch.watched_by()}
+        watch.run(plan, first, worker_command(), env)
         return [] if job.call is None else results(store, watch.final_slots())
+
+
+def places_of(job: Job, hosts: Iterable[str]) -> Places:
+    """Return how processes are started: by ssh if one of ``hosts`` is another machine, or if the
+    job's launcher is ssh.
+
+    Raises SettingsError for another launcher.
+    """
+    launcher = job.launcher if isinstance(job.launcher, str) else job.launcher.name
+    if launcher not in ("auto", "local", "ssh"):
+        raise SettingsError(
+            f"an elastic job cannot use the launcher {launcher!r}. Use --launcher local or ssh, or"
+            " a job of a fixed size"
+        )
+    elsewhere = not all(is_here(host.rpartition("@")[2]) for host in hosts)
+    if launcher == "ssh" or elsewhere:
+        # Imported here because a job on this machine does not need it.
+        from farandole.job.launch.elastic.agents import SshPlaces
+
+        return SshPlaces(job.settings)
+    return LocalPlaces()

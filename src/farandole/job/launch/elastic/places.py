@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from farandole.base.types import Slot
 from farandole.errors import SettingsError
@@ -20,6 +20,7 @@ class Places(Protocol):
     """The hosts on which processes can be started while the job runs."""
 
     remote: bool
+    name: ClassVar[str]  # of the launcher
 
     def listen(self, secret: str) -> StoreServer:
         """Return the job's store, listening where the hosts can reach it."""
@@ -38,13 +39,17 @@ class LocalPlaces:
     """
 
     remote = False
+    name: ClassVar[str] = "local"
 
     def listen(self, secret: str) -> StoreServer:
         return StoreServer(secret)
 
     def start(self, member: Member, command: Sequence[str], env: Mapping[str, str]) -> Worker:
         if not is_here(member.host.rpartition("@")[2]):
-            raise SettingsError(f"{member.host!r} is not a name of this machine")
+            raise SettingsError(
+                f"{member.host!r} is not a name of this machine. Start the job with --launcher ssh"
+                " if hosts that come later are other machines"
+            )
         base = launcher_env.inherited(os.environ)
         return start_ranks([slot_of(member)], command, {**base, **env})[0]
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from farandole.base.log import logger
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError, SettingsError, counted
-from farandole.job.elastic.changes import HostUpdateResult
 from farandole.job.elastic.coordinator import Coordinator
 from farandole.job.elastic.decisions import (
     Break,
@@ -44,24 +43,26 @@ class ElasticWatch(Watch):
     """Watches processes that come and go. A process's number is in the place of a rank."""
 
     def __init__(
-        self, job: Job, store: StoreServer, streams: OutputStreams, places: Places
+        self,
+        job: Job,
+        store: StoreServer,
+        streams: OutputStreams,
+        places: Places,
+        listed: deque[dict[str, int]],
     ) -> None:
+        """``listed``: the discovery appends the available hosts whenever they have changed."""
         super().__init__(job, store, streams)
         self._places = places
         self._coordinator: Coordinator
         self._command: Sequence[str] = ()
         self._by_process: dict[int, Worker] = {}
-        # Events that have arrived on other threads.
+        self._listed = listed
+        # The processes that wait for a membership, from other threads.
         self._waiting: deque[tuple[int, int, int]] = deque()
-        self._listed: deque[dict[str, int]] = deque()
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
+        self._failed: set[int] = set()  # processes that have reported a failure
         self._over = False
-
-    def on_hosts(self, hosts: Mapping[str, int], _: HostUpdateResult) -> None:
-        """Record that the available hosts have changed. Any thread."""
-        self._listed.append(dict(hosts))
-        self._pump.wake()
 
     def run(
         self,
@@ -124,14 +125,16 @@ class ElasticWatch(Watch):
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)
-        if event.code is None:
+        if event.code is None:  # a lost host reports the failure, and no exit code
+            if event.outcome is not None and event.outcome.status != "ok":
+                self._failed.add(event.rank)
             return
         now, process = time.monotonic(), event.rank
         members = self._coordinator.membership.processes
-        if event.code and process in members and process not in self._stopped:
-            rank, host = members.index(process), self._by_process[process].slot.host
-            self._note_change(f"rank {rank} on {host} {describe(event.code)}")
-        self._coordinator.end(process, not event.code, now)
+        ok = not event.code and process not in self._failed
+        if not ok and process in members and process not in self._stopped:
+            self._note_loss(members.index(process), event)
+        self._coordinator.end(process, ok, now)
         # What the process has left behind.
         self._by_process[process].terminate()
         self._kill_at[process] = now + TERM_GRACE
@@ -146,6 +149,17 @@ class ElasticWatch(Watch):
     def _describe(self) -> str:
         membership = self._coordinator.membership
         return f"{counted(len(membership.members), 'rank')}, membership {membership.number}"
+
+    def _note_loss(self, rank: int, event: Event) -> None:
+        """Report the loss of a rank with its last error."""
+        words = describe(event.code) if event.code else "failed"
+        found = [
+            known.outcome.words
+            for known in self._supervisor.events
+            if known.rank == event.rank and known.outcome is not None
+        ]
+        host = self._by_process[event.rank].slot.host
+        self._note_change(f"rank {rank} on {host} {found[-1] if found else words}")
 
     def _note_change(self, text: str) -> None:
         if not self._job.display.quiet:

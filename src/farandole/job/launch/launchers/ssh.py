@@ -120,29 +120,31 @@ class SshSessions:
         return "--network-interfaces must name interfaces of this machine that the hosts can reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
+        for host in self._hosts:
+            self._open(host, facts)
+
+    def add(self, host: str, facts: Mapping[str, Any]) -> int:
+        """Start an agent on a further host, and return its number; ``facts`` as in ``start``."""
+        self._hosts.append(host)
+        self._open(host, facts)
+        return len(self._sessions) - 1
+
+    def _open(self, host: str, facts: Mapping[str, Any]) -> None:
         # Imported here because choosing a launcher does not need it.
         from farandole.job.launch.agents.bundle import digests
 
         _, port = split(str(facts["address"]))
-        first = {
+        self._began = time.monotonic()
+        instructions = {
             "do": "agent",
             "folder": os.getcwd(),
             "path": search_path(),
             "wanted": digests(),
             "addresses": [joined(address, port) for address in self._addresses],
             "env": environment(os.environ),
+            "task": {**facts, "index": len(self._sessions)},
         }
-        self._began = time.monotonic()
-        for index, host in enumerate(self._hosts):
-            task = {**facts, "index": index}
-            self._sessions.append(
-                SshSession(
-                    host,
-                    argv(host, self._settings),
-                    {**first, "task": task},
-                    _answer,
-                )
-            )
+        self._sessions.append(SshSession(host, argv(host, self._settings), instructions, _answer))
 
     def absent(self, agents: Sequence[int]) -> str:
         ended = {index: why for index in agents if (why := self.gone(index)) is not None}

@@ -1,0 +1,287 @@
+"""An elastic job whose ranks are killed at random: ``python -m benchmarks.elastic.chaos --faults
+1000``.
+
+Checks that no committed step is lost or made twice, that the job ends by itself with the expected
+state, and that no process is left. Measures the time from a kill to the next step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FRAMEWORKS = ("numpy", "torch")
+_COMMON = """
+import os, sys, time
+folder, pause = sys.argv[1], float(sys.argv[2])
+log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def say(what, step):
+    place = f"{hvd.rank()} {hvd.size()} {os.environ['FARANDOLE_MEMBER']}"
+    os.write(log, f"{what} {time.monotonic()} {step} {place}\\n".encode())
+"""
+_LOOP = """
+@elastic.run
+def train(state):
+    say("begin", state.step)
+    while True:
+        stop = advance(state, float(os.path.exists(folder + "/stop")))
+        time.sleep(pause)
+        state.step += 1
+        state.commit()
+        say("commit", state.step)
+        if stop:
+            return
+train(state)
+say(f"end:{total(state)}", state.step)
+"""
+_PROGRAMS = {
+    "numpy": """
+import numpy as np
+import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
+hvd.init()
+pid = open(f"{folder}/pid.{os.environ['FARANDOLE_MEMBER']}", "w")
+pid.write(str(os.getpid())); pid.close()
+state = ObjectState(step=0, weights=np.zeros(1000))
+def advance(state, stop):
+    mean = hvd.allreduce(np.append(np.ones(1000), stop), op=hvd.Average, name="gradient")
+    state.weights = state.weights + mean[:-1]
+    return mean[-1] > 0
+def total(state):
+    return state.weights[0]
+""",
+    "torch": """
+import torch
+import farandole.torch as hvd
+from farandole.torch import elastic
+hvd.init()
+torch.set_num_threads(1)
+pid = open(f"{folder}/pid.{os.environ['FARANDOLE_MEMBER']}", "w")
+pid.write(str(os.getpid())); pid.close()
+model = torch.nn.Linear(100, 10, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters())
+state = elastic.TorchState(model=model, optimizer=optimizer, step=0)
+def advance(state, stop):
+    optimizer.zero_grad()
+    (-model(torch.ones(1, 100))).sum().backward()
+    optimizer.step()
+    return hvd.allreduce(torch.tensor([stop]), name="stop").item() > 0
+def total(state):
+    return model.weight[0, 0].item()
+""",
+}
+
+
+class Line(NamedTuple):
+    """An event of a rank: ``begin``, ``commit`` or ``end:<total>``, with its time and step."""
+
+    what: str
+    time: float
+    step: int
+    rank: int
+    size: int
+    process: int
+
+
+class Outcome(NamedTuple):
+    """The result of a trial. ``faults`` are sentences; none for a perfect one.
+
+    - ``seconds``: From each kill to the next step.
+    - ``joins``: The longest pause between two steps of a rank while no rank was killed.
+    """
+
+    kills: int
+    steps: int
+    memberships: int
+    seconds: list[float]
+    joins: list[float]
+    faults: list[str]
+
+
+def trial(
+    kills: int, framework: str, ranks: int, interval: float, seed: int, pause: float = 0.02
+) -> Outcome:
+    """Run a job of ``ranks`` ranks, kill one about every ``interval`` seconds, and return the
+    outcome.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "train.py").write_text(_COMMON + _PROGRAMS[framework] + _LOOP)
+        command = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--min-np", "1"]
+        train = [sys.executable, str(folder / "train.py"), str(folder), str(pause)]
+        with open(folder / "output", "wb") as output:
+            job = subprocess.Popen(
+                [*command, "--max-np", str(ranks), "--grace-seconds", "5", *train],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        faults = list[str]()
+        try:
+            killed = _disturb(folder, job, kills, interval, random.Random(seed))
+            (folder / "stop").touch()
+            code = job.wait(120.0)
+        except subprocess.TimeoutExpired:
+            faults.append("the job did not end within 120 s")
+            killed, code = [], 1
+        finally:
+            job.kill()
+            job.wait()
+        text = (folder / "output").read_text(errors="replace")
+        if code:
+            faults.append(f"the job failed with exit code {code}: {text[-2000:]}")
+        lines = parsed((folder / "log").read_text())
+        faults += [*faults_of(lines), *_left(folder)]
+        commits = [line for line in lines if line.what == "commit"]
+        return Outcome(
+            len(killed),
+            max((line.step for line in commits), default=0),
+            text.count("membership ") + 1,
+            recoveries(lines, killed),
+            pauses(lines, killed),
+            faults,
+        )
+
+
+def _pids(folder: Path) -> dict[int, int]:
+    """Return the pids of the processes that are running, by number."""
+    found = {}
+    for path in folder.glob("pid.*"):
+        with contextlib.suppress(ValueError, OSError):
+            pid = int(path.read_text())
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                found[int(path.suffix[1:])] = pid
+    return found
+
+
+def _members(folder: Path) -> list[int]:
+    """Return the members of the last membership that has made a step."""
+    with contextlib.suppress(OSError):
+        lines = parsed((folder / "log").read_text()[-4000:].partition("\n")[2])
+        commits = [line for line in lines if line.what == "commit"]
+        if commits:
+            last = commits[-1].step
+            return [line.process for line in commits if line.step == last]
+    return []
+
+
+def _disturb(
+    folder: Path, job: subprocess.Popen[bytes], kills: int, interval: float, chance: random.Random
+) -> list[float]:
+    """Kill a member about every ``interval`` seconds, never the last one; return the times."""
+    times: list[float] = []
+    due = time.monotonic() + 2 * interval
+    patience = time.monotonic() + 120.0
+    while len(times) < kills and job.poll() is None and time.monotonic() < patience:
+        time.sleep(0.01)
+        if time.monotonic() < due:
+            continue
+        pids = _pids(folder)
+        members = [process for process in _members(folder) if process in pids]
+        if len(members) < 2:
+            continue
+        times.append(time.monotonic())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[chance.choice(members)], signal.SIGKILL)
+        due = patience = time.monotonic() + interval * (0.5 + chance.random())
+        patience += 120.0
+    return times
+
+
+def parsed(text: str) -> list[Line]:
+    """Return the complete lines of a log, by time."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 6:
+            found.append(Line(words[0], float(words[1]), *map(int, words[2:])))
+    return sorted(found, key=lambda line: line.time)
+
+
+def faults_of(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what is wrong with a log: lost commits, or a final state with a wrong sum."""
+    committed = 0
+    for line in lines:
+        if line.what == "commit":
+            committed = max(committed, line.step)
+        elif line.what == "begin" and line.step < committed:
+            yield f"rank {line.rank} began at step {line.step}, and {committed} was committed"
+    ends = [line for line in lines if line.what.startswith("end:")]
+    if not ends:
+        yield "no rank has ended in order"
+    for line in ends:
+        total = float(line.what.partition(":")[2])
+        if abs(total - line.step) > 1e-3 * line.step:
+            yield f"rank {line.rank} ended with {total} after {line.step} steps"
+
+
+def recoveries(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
+    """Return the seconds from each kill to the first step after the ranks have begun again."""
+    found = []
+    for when in killed:
+        begun = next(
+            (line.time for line in lines if line.what == "begin" and line.time > when), None
+        )
+        if begun is not None:
+            after = [line.time for line in lines if line.what == "commit" and line.time > begun]
+            found += [after[0] - when] if after else []
+    return found
+
+
+def pauses(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
+    """Return the seconds between the steps of rank 0 before and after each growth of the job."""
+    found = []
+    steps = [line for line in lines if line.what == "commit" and line.rank == 0]
+    for before, after in itertools.pairwise(steps):
+        undisturbed = not any(before.time - 1.0 < when < after.time for when in killed)
+        if after.size > before.size and undisturbed:
+            found.append(after.time - before.time)
+    return found
+
+
+def _left(folder: Path) -> list[str]:
+    """Return which processes are still running."""
+    deadline = time.monotonic() + 5.0
+    while (left := _pids(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [f"process {number} (pid {pid}) is left" for number, pid in left.items()]
+
+
+def main() -> int:
+    """Run one trial and print its outcome; return 1 if anything is wrong."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks.elastic.chaos")
+    options.add_argument("--faults", type=int, default=20)
+    options.add_argument("--framework", choices=FRAMEWORKS, default="numpy")
+    options.add_argument("-np", dest="ranks", type=int, default=3)
+    options.add_argument("--interval", type=float, default=2.0, help="seconds between faults")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    found = trial(given.faults, given.framework, given.ranks, given.interval, given.seed)
+    out = sys.stdout.write
+    out(f"{found.kills} kills, {found.steps} steps, {found.memberships} memberships\n")
+    for name, seconds in (("kill to next step", found.seconds), ("join", found.joins)):
+        if seconds:
+            median, most = statistics.median(seconds), max(seconds)
+            out(f"{name}: median {median:.3f} s, most {most:.3f} s ({len(seconds)} times)\n")
+    for fault in found.faults:
+        out(f"FAULT: {fault}\n")
+    return 1 if found.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
