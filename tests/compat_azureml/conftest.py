@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from farandole.job.runs.home import RunsHome
-from tests.compat_azureml.tools import SOURCE
+from tests.compat_azureml.tools import ROOT, SOURCE
 from tests.kits.jobs import runs_home
 
 if str(SOURCE) not in sys.path:
@@ -21,3 +21,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunsHome]:
     with pytest.MonkeyPatch.context() as patch, runs_home(tmp_path_factory.mktemp("runs")) as found:
         patch.setenv("PYTHONPATH", str(SOURCE), prepend=":")
         yield found
+
+
+@pytest.fixture
+def offline(home: RunsHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes of runs find ``horovod`` too, and no rank use several threads."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "compat" / "src"), prepend=":")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

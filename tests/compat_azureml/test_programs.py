@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from farandole.job.runs.home import RunsHome
 from tests.compat_azureml.data import web_server, write
-from tests.compat_azureml.tools import ROOT, python
+from tests.compat_azureml.programs_of import copied, submitted
+from tests.compat_azureml.tools import python
 from tests.kits.messages import mentions
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
-
-PROGRAMS = Path(__file__).parent / "programs"
-HOROVOD = ROOT / "compat" / "src"
-
-
-@pytest.fixture
-def offline(home: RunsHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes of runs find ``horovod`` too, and no rank use several threads."""
-    monkeypatch.setenv("PYTHONPATH", str(HOROVOD), prepend=":")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def copied(name: str, tmp_path: Path) -> Path:
-    """Return a copy of a program's folder, in which the program may write."""
-    return Path(shutil.copytree(PROGRAMS / name, tmp_path / name))
-
-
-def submitted(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``submit.py`` of a program to its end."""
-    done = python("submit.py", *arguments, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def images(path: Path) -> Path:

@@ -12,7 +12,11 @@ SOURCE = ROOT / "compat-azureml" / "src"
 
 
 def python(
-    *arguments: str | Path, path: tuple[str | Path, ...] = (), cwd: Path | None = None, **env: str
+    *arguments: str | Path,
+    path: tuple[str | Path, ...] = (),
+    cwd: Path | None = None,
+    seconds: float = 120.0,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGUMENTS`` with ``azureml``, and further folders, on the path."""
     folders = [str(SOURCE), *map(str, path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -22,5 +26,5 @@ def python(
         cwd=cwd,
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=seconds,
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from azureml._farandole.texts import say
 from azureml.core import VERSION
-from azureml.widgets.static import page_of
-from farandole.base.optional import require
+from farandole.dashboard.widget import show_run
+from farandole.jobs.run import Run as FarandoleRun
 
-_FINAL = ("Completed", "Failed", "Canceled")
 _LOG_END = 20_000  # characters of a log in the data
 
 
@@ -29,28 +26,17 @@ class RunDetails:
         render_lib: Callable[[str], Any] | None = None,
         widget_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Show the run.
+        """Show the run: its state, curves, log and cause, in the output of the cell.
 
-        In a notebook, it is a live widget if anywidget is installed, else a page that does not
-        change. Elsewhere, a line with the run's address is printed.
+        In a notebook, the output follows the run to its end. Elsewhere, the main facts are printed.
 
         Arguments:
-            render_lib: A function that shows HTML, such as Databricks' ``displayHTML``.
+            render_lib: A function that shows HTML, such as Databricks' ``displayHTML``. It is
+                called once.
             widget_settings: Returned by ``get_widget_data()``, and not used.
         """
         self.settings = dict(widget_settings or {})
-        if render_lib is not None:
-            render_lib(page_of(self.get_widget_data()))
-        elif _in_notebook():
-            self._display()
-        else:
-            say(f"RunId: {self.run_instance.id}")
-            say(f"Web View: {self.run_instance.get_portal_url()}")
-
-    def _display(self) -> None:
-        ipython: Any = require("IPython.display", "RunDetails.show()")
-        view = _widget_of(self.run_instance.id)
-        ipython.display(ipython.HTML(page_of(self.get_widget_data())) if view is None else view)
+        show_run(FarandoleRun(self.run_instance._folder), render_lib)
 
     def get_widget_data(self, widget_settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the data of the view, with the keys of Azure ML's widget."""
@@ -83,21 +69,6 @@ class RunDetails:
 
     def __repr__(self) -> str:
         return f"RunDetails({self.run_instance!r})"
-
-
-def _widget_of(run_id: str) -> Any:
-    """Return Farandole's live view of a run; None without anywidget."""
-    try:
-        from farandole.dashboard.widget import RunView  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    return RunView(run_id)
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = sys.modules.get("IPython")
-    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
 
 
 def _properties(run: Any, details: Mapping[str, Any], status: str) -> dict[str, Any]:
