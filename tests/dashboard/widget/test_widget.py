@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 import farandole
+from farandole.dashboard.redaction import redacted
 from farandole.dashboard.widget import live, show_run
 from farandole.dashboard.widget.live import LiveView
-from farandole.dashboard.widget.redaction import redacted
 from farandole.dashboard.widget.static import html_of, svg_of
 from farandole.dashboard.widget.view import view_of
 from farandole.job.runs.folder import RunFolder

@@ -12,8 +12,8 @@ from farandole.dashboard.report.document import (
     Chart,
     Charts,
     Document,
-    Facts,
     Output,
+    Pairs,
     Pictures,
     Section,
     Table,
@@ -75,7 +75,8 @@ def _styles() -> str:
     for mode in range(2):
         rules = "".join(
             f".curve.c{place}{{stroke:{colors[mode]}}}"
-            f".band.c{place},.dot.c{place}{{fill:{colors[mode]}}}.key.c{place}{{color:{colors[mode]}}}"
+            f".band.c{place},.dot.c{place}{{fill:{colors[mode]}}}"
+            f".key.c{place}{{color:{colors[mode]}}}"
             for place, colors in enumerate(_COLORS)
         )
         modes.append(f":root{{color-scheme:light dark;{_MODES[mode]}}}{rules}")
@@ -89,7 +90,7 @@ def _section(section: Section) -> str:
 
 
 def _block(block: Block) -> str:
-    if isinstance(block, Facts):
+    if isinstance(block, Pairs):
         rows = [
             f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
             for name, value in block.pairs

@@ -13,8 +13,8 @@ from farandole.dashboard.report.document import (
     Chart,
     Charts,
     Document,
-    Facts,
     Output,
+    Pairs,
     Pictures,
     Section,
     Table,
@@ -45,7 +45,7 @@ def _section(section: Section) -> str:
 
 
 def _block(block: Block) -> str:
-    if isinstance(block, Facts):
+    if isinstance(block, Pairs):
         return _table([["", ""], *block.pairs])
     if isinstance(block, Table):
         return _table(block.rows)

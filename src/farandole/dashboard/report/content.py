@@ -6,21 +6,21 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.dashboard.redaction import redacted
 from farandole.dashboard.report.document import (
     Block,
     Chart,
     Charts,
     Document,
-    Facts,
     Line,
     Output,
+    Pairs,
     Picture,
     Pictures,
     Section,
     Table,
     Texts,
 )
-from farandole.dashboard.report.paths import without_paths
 from farandole.dashboard.server import files, images, logs
 from farandole.dashboard.server.rank_table import rank_table
 from farandole.dashboard.server.series import decimate, within
@@ -59,14 +59,14 @@ def run_sections(folder: RunFolder) -> list[Section]:
     """Return the parts of a report about one run."""
     found, noted = details(folder), summary(folder)
     sections = [
-        Section("Run", [Facts(_facts(found, folder))]),
+        Section("Run", [Pairs(_facts(found, folder))]),
         Section("Cause of the end", _cause(found["cause"], folder)),
         Section("Findings", _texts(noted["findings"], folder, warning=True)),
         Section("Metrics", [Charts(charts([folder]))]),
         Section("Measured by Farandole", [Charts(charts([folder], automatic=True))]),
         Section(
             "Parameters",
-            [Facts(_pairs({**found["parameters"], **noted["logged_parameters"]}, folder))],
+            [Pairs(_pairs({**found["parameters"], **noted["logged_parameters"]}, folder))],
         ),
         Section("Tables", _tables(folder)),
         Section("Pictures", [Pictures(_pictures(folder))]),
@@ -90,7 +90,7 @@ def comparison_sections(folders: Sequence[RunFolder]) -> list[Section]:
         for name, values in {**found.differences, **found.environment}.items()
         if name not in known
     ]
-    cleaned = [[without_paths(cell, folders[0]) for cell in row] for row in differing]
+    cleaned = [[redacted(cell, folders[0].path) for cell in row] for row in differing]
     sections = [
         Section(
             "Why these runs are not comparable",
@@ -150,19 +150,20 @@ def _facts(found: dict[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
         ("git", f"{git['commit']}{' with changes' if git['dirty'] else ''}" if git else ""),
         ("source", submission.get("snapshot", "")),
     ]
-    return [(name, without_paths(value, folder)) for name, value in pairs if value]
+    return [(name, redacted(value, folder.path)) for name, value in pairs if value]
 
 
 def _cause(text: str, folder: RunFolder) -> list[Block]:
-    return [Output(without_paths(text, folder))] if text else []
+    return [Output(redacted(text, folder.path))] if text else []
 
 
 def _texts(texts: Sequence[str], folder: RunFolder, *, warning: bool = False) -> list[Block]:
-    return [Texts([without_paths(text, folder) for text in texts], warning)] if texts else []
+    return [Texts([redacted(text, folder.path) for text in texts], warning)] if texts else []
 
 
 def _pairs(values: dict[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
-    return [(name, without_paths(str(value), folder)) for name, value in sorted(values.items())]
+    lines = [(name, redacted(f"{name}={value}", folder.path)) for name, value in values.items()]
+    return sorted((name, line.removeprefix(f"{name}=")) for name, line in lines)
 
 
 def _tables(folder: RunFolder) -> list[Block]:
@@ -210,10 +211,10 @@ def _environment(found: dict[str, Any], folder: RunFolder) -> list[Block]:
     environment = {name: value for name, value in found["environment"].items() if value}
     environment.pop("content", None)
     pairs = {**environment, **found["submission"].get("versions", {})}
-    blocks: list[Block] = [Facts(_pairs(pairs, folder))]
+    blocks: list[Block] = [Pairs(_pairs(pairs, folder))]
     try:
         with files.opened(folder, "environment.lock") as file:
-            blocks.append(Output(without_paths(logs.readable(file.read(_LOG_BYTES)), folder)))
+            blocks.append(Output(redacted(logs.readable(file.read(_LOG_BYTES)), folder.path)))
     except OSError:
         pass
     return blocks
@@ -239,5 +240,5 @@ def _log_tail(folder: RunFolder) -> str:
         except OSError:
             continue
         if text:
-            return without_paths(text, folder)
+            return redacted(text, folder.path)
     return ""

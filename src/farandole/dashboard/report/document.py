@@ -29,7 +29,7 @@ class Charts(NamedTuple):
     charts: Sequence[Chart]
 
 
-class Facts(NamedTuple):
+class Pairs(NamedTuple):
     """Names with values."""
 
     pairs: Sequence[tuple[str, str]]
@@ -68,7 +68,7 @@ class Pictures(NamedTuple):
     pictures: Sequence[Picture]
 
 
-Block = Charts | Facts | Table | Texts | Output | Pictures
+Block = Charts | Pairs | Table | Texts | Output | Pictures
 
 
 class Section(NamedTuple):

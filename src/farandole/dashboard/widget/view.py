@@ -6,9 +6,9 @@ import contextlib
 import os
 from typing import Any
 
+from farandole.dashboard.redaction import redacted_values
 from farandole.dashboard.server import logs
 from farandole.dashboard.server.series import CurveRequest, curves
-from farandole.dashboard.widget.redaction import redacted_values
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.states import RunState
 from farandole.jobs import metrics

@@ -1,4 +1,4 @@
-"""Removes secrets and paths of this machine from texts that a notebook stores."""
+"""Removes secrets and paths of this machine from texts that leave it: reports, saved notebooks."""
 
 from __future__ import annotations
 
