@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,21 @@ def test_run_config_gives_the_missing_arguments() -> None:
     assert given.docker is None
     with pytest.raises(UserErrorException, match=mentioning("MpiConfiguration", "int")):
         ScriptRunConfig(".", "train.py", distributed_job_config=4)
+
+
+def test_packages_are_built_on_request_only(workspace: Workspace, conda_file: str) -> None:
+    from azureml._farandole.environments import spec_of
+
+    environment = Environment.from_conda_specification("seed", conda_file)
+    environment.docker.base_image = "image:1"
+    spec = spec_of(environment)
+    assert (spec.policy, spec.image, spec.python) == ("current", "image:1", "")
+    assert spec.content["name"] == "conda.yml"
+    assert spec.content["requirements"] == ("torch==1.6.0.*", "tensorflow-gpu==2.2.0")
+    environment.build(workspace).wait_for_completion(show_output=True)
+    assert (spec_of(environment).policy, spec_of(environment).image) == ("build", "")
+    environment.python.user_managed_dependencies = True
+    environment.python.interpreter_path = sys.executable
+    spec = spec_of(environment)
+    assert (spec.policy, spec.python, spec.content) == ("current", sys.executable, {})
+    assert spec_of(Environment("default")).content == {}

@@ -35,8 +35,13 @@ def test_names_of_web_services_are_refused() -> None:
         from azureml.core.model import InferenceConfig  # noqa: F401
 
 
+def test_services_of_azure_are_no_compute_targets() -> None:
+    with pytest.raises(ImportError, match=mentioning("AksCompute", "RemoteCompute")):
+        from azureml.core.compute import AksCompute  # noqa: F401
+
+
 def test_every_refused_module_is_a_package_that_refuses() -> None:
     for name in INSTEAD:
-        if name != "azureml.core.model":
+        if name not in ("azureml.core.compute", "azureml.core.model"):
             with pytest.raises(ImportError, match=mentioning(name)):
                 importlib.import_module(name)

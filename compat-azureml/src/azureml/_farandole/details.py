@@ -51,7 +51,7 @@ def properties(folder: RunFolder, *, started: bool) -> dict[str, str]:
     spec, submitted = folder.spec(), folder.submitted()
     found = {}
     if not submitted.get("tracked"):
-        found["_azureml.ComputeTargetType"] = "local" if spec.target == "local" else "amlcompute"
+        found["_azureml.ComputeTargetType"] = _target_type(spec.target)
     if submitted.get("snapshot"):
         found["ContentSnapshotId"] = snapshot_id(submitted["snapshot"])
     git = submitted.get("git")
@@ -69,6 +69,20 @@ def properties(folder: RunFolder, *, started: bool) -> dict[str, str]:
         found["ProcessInfoFile"] = "azureml-logs/process_info.json"
         found["ProcessStatusFile"] = "azureml-logs/process_status.json"
     return {**found, **RunChanges(folder).get("properties", {})}
+
+
+def _target_type(name: str) -> str:
+    """Return the type of a target; ``amlcompute`` for a target that does not exist any more."""
+    from azureml.core.compute_target import ComputeTarget
+    from azureml.core.workspace import Workspace
+    from azureml.exceptions import ComputeTargetException
+
+    if name == "local":
+        return "local"
+    try:
+        return ComputeTarget(Workspace(), name).type.lower()
+    except ComputeTargetException:
+        return "amlcompute"
 
 
 def error(end: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Kinds of compute targets."""
 
+from azureml._farandole.refused import refused_names
 from azureml.core.compute.amlcompute import AmlCompute
 from azureml.core.compute.amlcompute import AmlComputeStatus as AmlComputeStatus
 from azureml.core.compute.hosts import (
@@ -20,3 +21,17 @@ __all__ = [
     "KubernetesCompute",
     "RemoteCompute",
 ]
+
+__getattr__ = refused_names(
+    __name__,
+    [
+        *(
+            "AdlaCompute",
+            "AksCompute",
+            "DataFactoryCompute",
+            "DatabricksCompute",
+            "HDInsightCompute",
+        ),
+        *("KustoCompute", "SynapseCompute"),
+    ],
+)
