@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 INSTEAD = {
     "azureml.automl": "try settings with a sweep: azureml.train.hyperdrive",
     "azureml.contrib": "use azureml.core",
-    "azureml.core.compute": "use AmlCompute for this host, or RemoteCompute for a host reached by ssh",
+    "azureml.core.compute": "use AmlCompute for this host, RemoteCompute for hosts reached by ssh",
     "azureml.core.image": "package the model with your own Dockerfile",
     "azureml.core.model": "load the model of Model.get_model_path() in your own server",
     "azureml.core.webservice": "load the model of Model.get_model_path() in your own server",
