@@ -1,7 +1,7 @@
 # make demo   train a digit classifier on two processes
 # make test   every test; TensorFlow, Keras, JAX and MXNet in environments of their own (tests/environments)
 # make test-quick   what one runs all day: no whole programs, no frameworks but PyTorch; under 5 minutes
-# make system-packages   install what tests of hosts and of Slurm need (Debian, as root)
+# make system-packages   install what tests of hosts, of Slurm and of the page need (Debian, as root)
 # make check  style, types, spelling, room order, limits on size, and the documentation site: a minute
 # make docs   build the documentation site and open it
 # make pictures   draw the pictures of the documentation from stored measurements
@@ -38,8 +38,9 @@ test-quick: $(VENV)/.dev-$(inputs)
 	@$(compile)
 	$(bin)/python -m pytest -m 'not slow'
 
-# Hosts are network namespaces, each with its own sshd; a cluster of Slurm has two nodes on this machine.
-debian := openssh-server iproute2 slurm-wlm munge
+# Hosts are network namespaces, each with its own sshd; a cluster of Slurm has two nodes on this machine. Chromium
+# shows the page.
+debian := openssh-server iproute2 slurm-wlm munge chromium
 
 system-packages:
 	@dpkg-query --show $(debian) >/dev/null 2>&1 || { apt-get -qq update && \

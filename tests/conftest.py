@@ -23,6 +23,7 @@ FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet
     "pyspark": "spark estimators inference",
     "pyarrow": "data/parquet data/test_docs.py",
     "lightning": "torch/libraries",
+    "playwright": "dashboard/browser",
 }
 collect_ignore = [
     path

@@ -60,7 +60,8 @@ function totals(lanes) {
       found.set(name, entry);
     }
   }
-  return [...found.values()].sort((a, b) => b.total - a.total);
+  // Marks without a duration, such as the ranks' ticks in a negotiation, are no activities.
+  return [...found.values()].filter(({ total }) => total > 0).sort((a, b) => b.total - a.total);
 }
 
 /** Return microseconds in readable form. */

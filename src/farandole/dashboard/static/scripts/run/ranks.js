@@ -32,7 +32,7 @@ export class RanksPart {
           h(
             "thead",
             {},
-            h("tr", {}, ["Rank", "State", "Waits for", "Log"].map((title) => h("th", { scope: "col" }, title))),
+            h("tr", {}, ["Rank", "State", "Waits for", "Time spent waiting", "Log"].map((title) => h("th", { scope: "col" }, title))),
           ),
           h("tbody", {}, ranks.map((rank) => this.row(rank))),
         ),
@@ -46,22 +46,35 @@ export class RanksPart {
       "tr",
       { data: { rank: rank.rank } },
       h("th", { scope: "row" }, rank.rank),
-      h("td", {}, rank.state),
-      h("td", {}, waiting(rank.waiting_for)),
+      h("td", {}, state(rank)),
+      h("td", {}, waiting(rank)),
+      h("td", {}, share(rank.wait_share)),
       h("td", {}, h("button.link", { onclick: open }, rank.log_bytes ? size(rank.log_bytes) : "empty")),
     );
   }
 }
 
-function list(value) {
-  if (value === null || value === undefined || value === "") return [];
-  return Array.isArray(value) ? value : [value];
+function state({ state: name, exit_code: code }) {
+  return code ? `${name}, exit code ${code}` : name;
 }
 
-function waiting(value) {
-  return list(value)
-    .map((each) => (typeof each === "object" ? Object.values(each).join(" ") : typeof each === "number" ? `rank ${each}` : each))
-    .join(", ");
+function waiting({ waiting_for: others, collectives = [] }) {
+  if (!others.length) return "";
+  return [
+    `rank${others.length === 1 ? "" : "s"} ${others.join(", ")}`,
+    collectives.length ? h("span.dim", {}, ` in ${collectives.join(", ")}`) : null,
+  ];
+}
+
+function share(part) {
+  if (part === null || part === undefined) return "";
+  const percent = `${Math.round(100 * part)} %`;
+  return h(
+    "span.share",
+    {},
+    h("meter", { min: "0", max: "1", value: part, "aria-label": `Share of time spent waiting: ${percent}` }),
+    percent,
+  );
 }
 
 function hosts(ranks) {
@@ -78,8 +91,8 @@ function hosts(ranks) {
 function summary(ranks) {
   const awaited = new Map();
   for (const rank of ranks) {
-    for (const other of list(rank.waiting_for)) {
-      if (typeof other === "number") awaited.set(other, [...(awaited.get(other) ?? []), rank.rank]);
+    for (const other of rank.waiting_for) {
+      awaited.set(other, [...(awaited.get(other) ?? []), rank.rank]);
     }
   }
   if (!awaited.size) return null;

@@ -65,7 +65,7 @@ export class TimelinePart {
           ),
         ),
         complete === false ? h("p.dim", {}, "The beginning of a long timeline. The files have all of it.") : null,
-        h("div.lanes-frame", {}, this.canvas),
+        h("div.lanes-frame", {}, h("div", {}, this.canvas)),
         totalsTable(this.found.totals),
       ),
     );

@@ -147,7 +147,6 @@ class RunView {
 
   /** Open a part, and keep it in the location. */
   open(name, query = null) {
-    if (!this.facts) return;
     this.query = query ?? new URLSearchParams();
     history.replaceState(null, "", `#/run/${encodeURIComponent(this.id)}/${name}`);
     this.show(name);
@@ -155,6 +154,7 @@ class RunView {
 
   show(name) {
     this.part?.close?.();
+    this.part = null;
     this.partName = name;
     for (const tab of this.tabs.children) {
       const selected = tab.id === `tab-${name}`;
@@ -164,6 +164,7 @@ class RunView {
     this.panel.setAttribute("aria-labelledby", `tab-${name}`);
     this.panel.dataset.part = name;
     fill(this.panel);
+    if (!this.facts) return; // the part is shown when they have arrived
     this.part = new PARTS[name].kind(this.panel, this.facts, this);
   }
 }

@@ -27,11 +27,14 @@ export class VirtualList {
     return parseFloat(getComputedStyle(this.element).getPropertyValue("--row-height")) || 44;
   }
 
-  /** Show other items. Rows in view are drawn again. */
-  set(items) {
+  /** Show other items. Rows of equal items stay as they are, unless `redraw`. */
+  set(items, redraw) {
+    for (const [index, row] of [...this.drawn]) {
+      if (!redraw && items[index] === this.items[index]) continue;
+      row.remove();
+      this.drawn.delete(index);
+    }
     this.items = items;
-    this.drawn.clear();
-    this.space.replaceChildren();
     this.render();
   }
 

@@ -2,7 +2,7 @@
 
 import { getRuns, listen } from "../shared/api.js";
 import { announce } from "../shared/announce.js";
-import { fill, h, icon, settled } from "../shared/dom.js";
+import { fill, h, icon, refill, settled } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { setKeys } from "../shared/keyboard.js";
 import { go, replaceQuery } from "../router.js";
@@ -37,7 +37,8 @@ class RunsView {
   build(place) {
     this.search = h("input.search", {
       type: "search",
-      placeholder: "Filter: words, state:failed, tag:team=vision, -word",
+      placeholder: "Filter: name, state:failed, tag:team",
+      title: "Words must all occur. state:failed, tag:team=vision and experiment:digits narrow further; -word excludes.",
       "aria-label": "Filter runs",
       value: this.filter.text,
       oninput: () => this.setFilter({ text: this.search.value }),
@@ -128,7 +129,8 @@ class RunsView {
     this.active = 0;
     this.list.element.scrollTop = 0;
     this.refresh();
-    this.saveQuery();
+    if ("text" in change) this.saveQuery();
+    else this.writeQuery();
   }
 
   refresh() {
@@ -145,7 +147,8 @@ class RunsView {
     this.drawStates();
     this.drawColumns();
     this.drawCompare();
-    this.list.set(this.shown);
+    this.list.set(this.shown, String(this.metrics) !== this.drawnMetrics);
+    this.drawnMetrics = String(this.metrics);
     fill(this.total, this.totalText());
     this.drawEmpty();
     if (focused) this.refocus(focused);
@@ -191,11 +194,10 @@ class RunsView {
       ...COLUMNS,
       ...this.metrics.map((name) => ({ key: `metric:${name}`, title: name, numeric: true, metric: true })),
     ];
-    fill(
-      this.header,
+    refill(this.header, [columns, this.order], () => [
       h("span.cell.cell-select", { role: "columnheader" }, h("span.hidden", {}, "Selected")),
       columns.map((column) => this.headerCell(column)),
-    );
+    ]);
   }
 
   headerCell({ key, title, numeric, metric }) {
@@ -209,7 +211,7 @@ class RunsView {
         "button.sort",
         { onclick: () => this.sort(key, numeric), title: `Sort by ${title}` },
         h("span.sort-title", {}, title),
-        h("span.sort-mark", { "aria-hidden": "true" }, sorted ? (this.order.descending ? "↓" : "↑") : ""),
+        h("span.sort-mark", { "aria-hidden": "true" }, sorted ? (this.order.descending ? "↓" : "↑") : null),
       ),
     );
   }
@@ -218,15 +220,14 @@ class RunsView {
     const same = this.order.column === column;
     this.order = { column, descending: same ? !this.order.descending : Boolean(numeric) };
     this.refresh();
-    this.saveQuery();
+    this.writeQuery();
     this.header.querySelector(`[aria-sort=${this.order.descending ? "descending" : "ascending"}] button`)?.focus();
   }
 
   drawExperiments() {
-    const all = { name: "", runs: store.size, active: 0 };
+    const all = { name: "", runs: store.size, active: 0, last: 0 };
     const entries = [all, ...store.experiments()];
-    fill(
-      this.experiments,
+    refill(this.experiments, [entries, this.filter.experiment], () => [
       h("h2.side-title", {}, "Experiments"),
       entries.map((each) =>
         h(
@@ -240,12 +241,11 @@ class RunsView {
           h("span.experiment-count", {}, each.runs.toLocaleString("en")),
         ),
       ),
-    );
+    ]);
   }
 
   drawStates() {
-    fill(
-      this.states,
+    refill(this.states, this.filter.states, () =>
       STATES.map((state) =>
         h(
           "button.chip",
@@ -270,11 +270,10 @@ class RunsView {
 
   drawColumns() {
     const open = this.columns.querySelector("details")?.open;
-    fill(
-      this.columns,
+    refill(this.columns, [this.metricNames, this.metrics], () =>
       h(
         "details.menu",
-        { open, onkeydown: (event) => event.key === "Escape" && event.currentTarget.removeAttribute("open") },
+        { open },
         h("summary.button", {}, "Metrics"),
         h(
           "div.menu-panel",

@@ -37,6 +37,17 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** Replace the children of an element by those that `build` returns, if `data` has changed.
+ *
+ * An element under the pointer or with the focus stays the same as long as its data do.
+ */
+export function refill(element, data, build) {
+  const drawn = JSON.stringify(data);
+  if (element.drawnData === drawn) return;
+  element.drawnData = drawn;
+  fill(element, build());
+}
+
 const ICONS = {
   stop: "M5 5h10v10H5z",
   rerun: "M15.5 10a5.5 5.5 0 1 1-1.8-4.1M14 2.5v3.6h-3.6",

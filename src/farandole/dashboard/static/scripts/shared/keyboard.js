@@ -14,8 +14,18 @@ function typing(target) {
   return target.matches?.("input:not([type=checkbox]):not([type=range]), select, textarea");
 }
 
+function closeMenus(except) {
+  const open = [...document.querySelectorAll("details.menu[open]")].filter((menu) => menu !== except);
+  for (const menu of open) {
+    if (menu.contains(document.activeElement)) menu.querySelector("summary").focus();
+    menu.open = false;
+  }
+  return open.length > 0;
+}
+
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape" && closeMenus()) return;
   if (typing(event.target)) {
     if (event.key === "Escape") event.target.blur();
     return;
@@ -25,7 +35,8 @@ function pressed(event) {
   if (action && action(event) !== false) event.preventDefault();
 }
 
-/** Begin to listen. */
+/** Begin to listen. A click outside an open menu closes it. */
 export function startKeyboard() {
   document.addEventListener("keydown", pressed);
+  document.addEventListener("pointerdown", (event) => closeMenus(event.target.closest("details.menu")));
 }

@@ -1,0 +1,1 @@
+"""The page in headless Chromium, tested by what a person sees and does."""
