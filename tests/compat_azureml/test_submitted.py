@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -349,3 +350,22 @@ def test_large_source_is_a_snapshot_error(experiment: Experiment, tmp_path: Path
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(SnapshotException, match=mentioning("2001 files", "2000 files")):
         experiment.submit(ScriptRunConfig(str(tmp_path), "train.py"))
+
+
+def test_runs_of_farandole_run_end_with_their_program(home: RunsHome, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from azureml.core import Run\nrun = Run.get_context()\nrun.log('loss', 1)\n"
+        "with run.child_run('fold') as child:\n    child.log('loss', 2)\n"
+        "run.complete()\nprint(run.id, run.get_status(), run.experiment.name)\n"
+    )
+    command = ("-m", "farandole.cli", "run", "-np", "1", "--track")
+    done = python(*command, sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"(train_\w+) Running train", done.stdout)
+    assert found, done.stdout
+    run = Run.get(Workspace(), found[1])
+    assert (run.get_status(), run.type) == ("Completed", "azureml.scriptrun")
+    assert run.get_metrics() == {"loss": 1.0}
+    assert [(each.name, each.get_metrics()) for each in run.get_children()] == [
+        ("fold", {"loss": 2.0})
+    ]

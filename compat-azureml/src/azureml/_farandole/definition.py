@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from azureml.core.script_run_config import ScriptRunConfig
 
 FILE = "azureml.json"  # in the run's folder: the facts that only this SDK shows
+INTERACTIVE = "interactive"  # the key in this file for a run of ``start_logging``
 
 # What Azure's service reports for its own products.
 _CONSTANT: dict[str, Any] = {

@@ -6,7 +6,7 @@ import datetime
 import uuid
 from typing import Any
 
-from azureml._farandole.definition import FILE, definition_of_spec
+from azureml._farandole.definition import FILE, INTERACTIVE, definition_of_spec
 from azureml._farandole.files import RunFiles
 from azureml._farandole.status import status_of
 from azureml._farandole.stored import RunChanges
@@ -18,11 +18,12 @@ from farandole.jobs.details import state_times
 def details(folder: RunFolder) -> dict[str, Any]:
     """Return all facts about a run with the keys of Azure's service."""
     spec, submitted, end = folder.spec(), folder.submitted(), folder.end()
-    facts = read_json(folder.file(FILE))
+    facts = read_json(folder.file(FILE)) or {}
+    interactive = INTERACTIVE in facts
     started = state_times(folder).get(RunState.RUNNING)
     found: dict[str, Any] = {
         "runId": folder.run_id,
-        "target": "sdk" if submitted.get("tracked") else spec.target,
+        "target": "sdk" if interactive else spec.target,
         "status": status_of(folder),
     }
     if started is not None:
@@ -34,23 +35,21 @@ def details(folder: RunFolder) -> dict[str, Any]:
         found["warnings"] = [{"source": "Farandole", "message": text} for text in notes]
     if end is not None and end["state"] == RunState.FAILED.value:
         found["error"] = error(end)
-    found["properties"] = properties(folder, started=started is not None)
-    found["inputDatasets"] = (facts or {}).get("inputDatasets", [])
-    found["outputDatasets"] = (facts or {}).get("outputDatasets", [])
-    if facts is not None:
-        found["runDefinition"] = facts["runDefinition"]
-    elif not submitted.get("tracked"):
-        found["runDefinition"] = definition_of_spec(spec)
+    found["properties"] = properties(folder, started=started is not None, interactive=interactive)
+    found["inputDatasets"] = facts.get("inputDatasets", [])
+    found["outputDatasets"] = facts.get("outputDatasets", [])
+    if not interactive:
+        found["runDefinition"] = facts.get("runDefinition") or definition_of_spec(spec)
     found["logFiles"] = RunFiles(folder).log_urls()
     found["submittedBy"] = submitted["user"]
     return found
 
 
-def properties(folder: RunFolder, *, started: bool) -> dict[str, str]:
+def properties(folder: RunFolder, *, started: bool, interactive: bool) -> dict[str, str]:
     """Return the properties of a run: the ones of Azure's service, then the program's own."""
     spec, submitted = folder.spec(), folder.submitted()
     found = {}
-    if not submitted.get("tracked"):
+    if not interactive:
         found["_azureml.ComputeTargetType"] = _target_type(spec.target)
     if submitted.get("snapshot"):
         found["ContentSnapshotId"] = snapshot_id(submitted["snapshot"])
@@ -65,7 +64,7 @@ def properties(folder: RunFolder, *, started: bool) -> dict[str, str]:
             "mlflow.source.git.commit": git["commit"],
             "azureml.git.dirty": str(git["dirty"]),
         }
-    if started and not submitted.get("tracked"):
+    if started and not interactive:
         found["ProcessInfoFile"] = "azureml-logs/process_info.json"
         found["ProcessStatusFile"] = "azureml-logs/process_status.json"
     return {**found, **RunChanges(folder).get("properties", {})}

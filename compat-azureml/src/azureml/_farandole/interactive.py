@@ -9,9 +9,10 @@ import os
 import time
 import uuid
 
+from azureml._farandole.definition import FILE, INTERACTIVE
 from azureml._farandole.errors import raised_as
 from azureml.exceptions import SnapshotException, UserErrorException
-from farandole.job.runs.folder import RunFolder, make_private
+from farandole.job.runs.folder import RunFolder, make_private, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
 from farandole.job.runs.states import RunState
@@ -92,6 +93,7 @@ def _created(home: RunsHome, spec: RunSpec, run_id: str, source: SourceScan | No
         taken = snapshot.write(source, building.file("snapshot"), home)
         facts = {"snapshot": taken.digest, "snapshot_files": taken.files}
     write_request(building, spec, home, source=spec.source, facts=facts, tracked=True)
+    write_json(building.file(FILE), {"type": None, INTERACTIVE: True})
     attempts.claim(building, 1)
     building.record("state", state=RunState.RUNNING.value, attempt=1)
     building.folder("outputs")

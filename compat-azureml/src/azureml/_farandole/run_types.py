@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from azureml._farandole.definition import FILE
+from azureml._farandole.definition import FILE, INTERACTIVE
 from farandole.job.runs.folder import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -23,10 +23,13 @@ providers: dict[str, Any] = {}  # factories of Run.add_type_provider
 def type_of(folder: RunFolder) -> str | None:
     """Return the type of a run; None for a run of ``start_logging``."""
     facts = read_json(folder.file(FILE))
-    if facts is not None:
-        found: str | None = facts["type"]
-        return found
-    return None if folder.submitted().get("tracked") else "azureml.scriptrun"
+    found: str | None = "azureml.scriptrun" if facts is None else facts["type"]
+    return found
+
+
+def is_interactive(folder: RunFolder) -> bool:
+    """Return whether the run is a process's own: ``start_logging`` or ``child_run`` started it."""
+    return INTERACTIVE in (read_json(folder.file(FILE)) or {})
 
 
 def run_of(experiment: Experiment, folder: RunFolder) -> Run:

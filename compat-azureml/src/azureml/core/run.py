@@ -203,7 +203,7 @@ class Run(RunData):
         """
         from azureml._farandole import streaming
 
-        if not self._folder.submitted().get("tracked"):
+        if not run_types.is_interactive(self._folder):
             ensure_running(RunsHome())
         streaming.wait(self._folder, show_output=show_output, raise_on_error=raise_on_error)
         return self.get_details()
@@ -227,7 +227,7 @@ class Run(RunData):
 
     def cancel(self) -> None:
         """Cancel the run. A waiting run ends at once, a running one within its grace period."""
-        if self._folder.submitted().get("tracked"):
+        if run_types.is_interactive(self._folder):
             self._end(RunState.CANCELED, "canceled")
         else:
             self._folder.request(CANCEL)
@@ -240,13 +240,12 @@ class Run(RunData):
         """Accept the call: every value is written when it is recorded."""
 
     def _end(self, state: RunState, cause: str = "") -> None:
+        if not run_types.is_interactive(self._folder):
+            return
         from azureml._farandole import interactive
 
-        if self._folder.submitted().get("tracked"):
-            interactive.end(self._folder, state, cause)
-            journal.close(self._folder)
-        elif state is RunState.FAILED:
-            fail_at_exit(cause)
+        interactive.end(self._folder, state, cause)
+        journal.close(self._folder)
 
     # --- children
 
@@ -420,7 +419,11 @@ class Run(RunData):
 
 
 class _SubmittedRun(Run):
-    """The run of this process, from ``Run.get_context()``."""
+    """The run of this process, from ``Run.get_context()``. Its program's end is its end."""
+
+    def _end(self, state: RunState, cause: str = "") -> None:
+        if state is RunState.FAILED:
+            fail_at_exit(cause)
 
 
 def get_run(experiment: Experiment, run_id: str, rehydrate: bool = True, **kwargs: Any) -> Any:
