@@ -129,3 +129,60 @@ print(Dataset.get_by_name(ws, "found").to_path(), run.id)
     out = submitted(program.parent).stdout
     assert mentions(out, "from the datastore")
     assert mentions(out, "['/b.txt']")
+
+
+INPUTS = """
+import os, sys
+from glob import glob
+from azureml.core import Dataset, Run
+
+run = Run.get_context()
+mounted, copied, direct, several = sys.argv[2::2]
+print("mounted", os.path.basename(mounted), open(mounted).read())
+print("same", mounted == os.environ["one"] == run.input_datasets["one"])
+open(copied, "w").write("changed")
+found = run.input_datasets["itself"]
+print("direct", found.to_path(), Dataset.get_by_id(run.experiment.workspace, direct).id == found.id)
+print("several", sorted(map(os.path.basename, glob(os.path.join(several, "**", "*.gz"), recursive=True))))
+print("variables", os.environ["AZUREML_DATASET_ENVIRONMENT_VARS"].count("input__"))
+print("workspace", run.experiment.workspace.name, run.get_secret("db-password"))
+"""
+
+
+def test_inputs_of_a_run_in_every_mode(offline: None, tmp_path: Path) -> None:
+    for name in ("a.txt", "train.gz", "b/test.gz"):
+        write(tmp_path / "web" / name, name)
+    write(tmp_path / "source" / "read.py", INPUTS)
+    with web_server(tmp_path / "web") as url:
+        program = write(
+            tmp_path / "submit.py",
+            f"""
+from azureml.core import Dataset, Experiment, Keyvault, ScriptRunConfig, Workspace
+
+ws = Workspace.create("inputs", show_output=False)
+ws.get_default_keyvault().set_secret("db-password", "s3cret")
+one = Dataset.File.from_files("file://{tmp_path}/web/a.txt")
+gz = Dataset.File.from_files(["{url}/train.gz", "{url}/b/test.gz"]).register(ws, "mnist data")
+arguments = ["--one", one.as_named_input("one").as_mount(), "--copy", one.as_download()]
+arguments += ["--direct", one.as_named_input("itself"), "--gz", gz.as_mount("/tmp/elsewhere")]
+run = Experiment(ws, "inputs").submit(ScriptRunConfig("source", "read.py", arguments=arguments))
+run.wait_for_completion(show_output=True)
+for each in run.get_details()["inputDatasets"]:
+    print(each["consumptionDetails"]["inputName"][:7], each["consumptionDetails"]["mechanism"])
+print(run.get_details()["runDefinition"]["arguments"][1])
+""",
+        )
+        done = submitted(program.parent)
+    out = done.stdout
+    assert mentions(out, "mounted a.txt a.txt")
+    assert mentions(out, "same True")
+    assert mentions(out, "direct ['/a.txt'] True")
+    assert mentions(out, "several ['test.gz', 'train.gz']")
+    assert mentions(out, "variables 2")
+    assert mentions(out, "workspace inputs s3cret")
+    assert mentions(out, "one Mount")
+    assert mentions(out, "input__ Download")
+    assert mentions(out, "itself Direct")
+    assert mentions(out, "DatasetConsumptionConfig:one")
+    assert mentions(done.stderr, "'/tmp/elsewhere'")
+    assert (tmp_path / "web" / "a.txt").read_text() == "a.txt"
