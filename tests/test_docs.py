@@ -66,6 +66,7 @@ TASKS = [
     "numpy.md",
     "spark.md",
     "migration.md",
+    "azureml.md",
     "data.md",
     "estimators.md",
     "inference.md",
@@ -128,7 +129,12 @@ def environment() -> dict[str, str]:
     # mpirun asks twice
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = f"{Path(sys.executable).parent}:{kept['PATH']}"
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **root}
+    # as installed by the page docs/azureml.md
+    azureml = os.pathsep.join(
+        filter(None, (str(ROOT / "compat-azureml" / "src"), kept.get("PYTHONPATH")))
+    )
+    found = {"PATH": path, "PYTHONPATH": azureml, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return {**kept, **found, **root}
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
