@@ -278,13 +278,20 @@ def test_interruption_of_the_wait_keeps_the_run(
 
 def test_command_is_run_by_a_shell(experiment: Experiment, project: Path) -> None:
     words = ["echo", "node", "$NODE_RANK", "of", "$NODE_COUNT", "at", "$MASTER_ADDR:$MASTER_PORT"]
+    words += ["${#API_KEY}"]
     job = PyTorchConfiguration(node_count=2)
     config = ScriptRunConfig(str(project), command=words, distributed_job_config=job)
+    config.run_config.environment_variables["API_KEY"] = "hidden"
+    python = config.run_config.environment.python
+    python.user_managed_dependencies = True
+    python.conda_dependencies.set_pip_option("--index-url https://me:hidden@host/simple")
     parent = experiment.start_logging(snapshot_directory=None)
     run = parent.submit_child(config)
     details = run.wait_for_completion()
     log = farandole.Run.get(run.id).logs(1)
-    assert re.fullmatch(r"node 1 of 2 at [\w.]+:\d+\n", log)
+    assert re.fullmatch(r"node 1 of 2 at [\w.]+:\d+ 6\n", log)
+    files = [path for path in Path(farandole.Run.get(run.id).folder).rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hidden" in path.read_bytes()]
     assert details["runDefinition"]["command"] == " ".join(words)
     assert details["runDefinition"]["framework"] == "PyTorch"
     assert [each.id for each in parent.get_children()] == [run.id]

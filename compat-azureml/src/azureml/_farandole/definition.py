@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from azureml._farandole.layout import Layout
     from azureml.core.script_run_config import ScriptRunConfig
 
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s@\"]+@")  # of URLs
 FILE = "azureml.json"  # in the run's folder: the facts that only this SDK shows
 INTERACTIVE = "interactive"  # the key in this file for a run of ``start_logging``
 
@@ -178,6 +181,7 @@ def _environment(environment: Any) -> dict[str, Any]:
     data["python"].pop("condaDependenciesFile")
     data.pop("policy")
     data["environmentVariables"] = _public(data["environmentVariables"])
+    data["python"] = json.loads(_CREDENTIALS.sub("", json.dumps(data["python"])))
     return data
 
 

@@ -41,5 +41,5 @@ def run_of(experiment: Experiment, folder: RunFolder) -> Run:
         found: Run = providers[kind](experiment, Run(experiment, folder.run_id).get_details())
         return found
     module, name = CLASSES.get(kind or "", ("azureml.core.run", "Run"))
-    made: Run = getattr(importlib.import_module(module), name)(experiment, folder.run_id)
+    made: Run = getattr(importlib.import_module(module), name)._opened(experiment, folder)
     return made

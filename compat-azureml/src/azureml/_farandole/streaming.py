@@ -7,9 +7,14 @@ import sys
 import time
 
 from azureml._farandole.details import error
+from azureml._farandole.errors import raised_as
 from azureml._farandole.pages import run_url
 from azureml._farandole.texts import say
-from azureml.exceptions import ActivityFailedException, ExperimentExecutionException
+from azureml.exceptions import (
+    ActivityFailedException,
+    ExperimentExecutionException,
+    UserErrorException,
+)
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs import follow
 
@@ -23,6 +28,7 @@ def wait(folder: RunFolder, *, show_output: bool, raise_on_error: bool) -> None:
     Raises:
         ActivityFailedException: The run failed, and ``raise_on_error`` is set.
         ExperimentExecutionException: The user interrupted the wait.
+        UserErrorException: The run was deleted.
     """
     try:
         if show_output:
@@ -33,7 +39,8 @@ def wait(folder: RunFolder, *, show_output: bool, raise_on_error: bool) -> None:
                 f"Web View: {run_url(folder.run_id)}\n"
             )
         else:
-            follow.wait(folder)
+            with raised_as(UserErrorException):
+                follow.wait(folder)
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
             "The output streaming for the run interrupted.\nBut the run is still executing on the"
@@ -63,5 +70,7 @@ def _stream(folder: RunFolder) -> None:
             sys.stdout.flush()
         elif ended:
             return
+        elif not folder.exists():
+            raise UserErrorException(f"the folder of run {folder.run_id} is gone: {folder.path}")
         else:
             time.sleep(_LOOK)
