@@ -10,7 +10,7 @@ import pytest
 
 from farandole.core.api import elastic
 from farandole.core.api.elastic import run, run_fn
-from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, PeerLostError
 from tests.kits.messages import mentions
 from tests.run_job import job
 
@@ -50,6 +50,30 @@ def test_a_loop_begins_anew_after_what_it_survives() -> None:
         "on_reset",
         "train",
     ]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_loop_survives_a_loss_that_a_framework_wraps(wrapped: bool) -> None:
+    ends = [HorovodInternalError("lost")]
+    state = Notes()
+
+    def train(state: Notes) -> str:
+        if ends:
+            try:
+                raise PeerLostError("rank 1 has ended")
+            except PeerLostError as error:
+                text = f"XLA: PeerLostError: {error}" if wrapped else "another mistake"
+            ends.clear()
+            raise ValueError(text)
+        return "done"
+
+    looping = run_fn(train, lambda: state.calls.append("reset"))
+    if wrapped:
+        assert looping(state) == "done"
+        assert state.calls == ["sync", "restore", "reset", "on_reset", "sync"]
+    else:
+        with pytest.raises(ValueError, match="another mistake"):
+            looping(state)
 
 
 def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(

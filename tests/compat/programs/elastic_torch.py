@@ -3,27 +3,13 @@
 say so.
 """
 
-import argparse
-import json
-import os
 import time
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--logfile", required=True)
-# by "epoch,batch": the ranks that fail, counted at their start
-parser.add_argument("--exit-schedule", default="{}")
-parser.add_argument("--exit-mode", default="exception")
-# epochs after which the hosts change
-parser.add_argument("--changes", default="[]")
-args = parser.parse_args()
-# there before init()
-start_rank, hostname = int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
+from elastic_log import changes, check_exit, write_log
 
 import horovod.torch as hvd
 import torch
 
-exits = json.loads(args.exit_schedule)
-changes = json.loads(args.changes)
 torch.set_num_threads(1)
 hvd.init()
 torch.manual_seed(hvd.rank())
@@ -31,27 +17,6 @@ data = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-
-
-def check_exit(epoch, batch):
-    if start_rank in exits.get(f"{epoch},{batch}", []):
-        if args.exit_mode == "kill":
-            os.kill(os.getpid(), 9)
-        raise RuntimeError(f"rank {start_rank} fails as scheduled")
-
-
-def write_log(state):
-    with open(args.logfile, "a") as file:
-        line = {
-            "epoch": state.epoch,
-            "hostname": hostname,
-            "start_rank": start_rank,
-            "rank": hvd.rank(),
-            "size": hvd.size(),
-            "rendezvous": state.rendezvous,
-            "commits": state.commits,
-        }
-        file.write(json.dumps(line) + "\n")
 
 
 @hvd.elastic.run
@@ -67,7 +32,7 @@ def train(state):
             state.commits += 1
             state.commit()
         if hvd.rank() == 0:
-            write_log(state)
+            write_log(hvd, state)
         if state.epoch in changes:
             changes.remove(state.epoch)
             state.epoch += 1

@@ -16,6 +16,7 @@ from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.context.reinit import reinitialize
 from farandole.job.elastic.changes import HostUpdateResult as HostUpdateResult
+from farandole.job.report.outcome import follows_loss
 
 _SURVIVED = (HostsUpdatedInterrupt, HorovodInternalError)
 FIXED = (
@@ -90,12 +91,24 @@ def _loop(
                 state.sync()
             with context.object_names().within():
                 return func(state, *args, **kwargs)
-        except survived as error:
+        except Exception as error:
+            lost = HorovodInternalError in survived and _is_lost(error)
+            if not lost and not isinstance(error, survived):
+                raise
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
-            if isinstance(error, HorovodInternalError):
+            if lost:
                 state.restore()
         _reset(reset)
         is_reset = True
+
+
+def _is_lost(error: Exception) -> bool:
+    """Return whether a collective has failed. Compiled functions of TensorFlow and JAX raise such
+    an error as one of their own classes.
+    """
+    return isinstance(error, HorovodInternalError) or (
+        not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)
+    )
 
 
 def _reset(reset: Callable[[], object]) -> None:

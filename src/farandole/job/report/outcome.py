@@ -144,6 +144,13 @@ def _is_told_by_others(error: BaseException) -> bool:
     return not isinstance(error, HorovodInternalError) and tells_of_loss(_text(error))
 
 
+def follows_loss(error: BaseException) -> bool:
+    """Return whether ``error`` is a consequence of the loss of another rank, also if a framework
+    has wrapped it in an error of its own.
+    """
+    return any(_is_of_a_victim(link) for link in _chain(error))
+
+
 def tells_of_loss(text: str) -> bool:
     """Return whether a text, from an error or from output, reports the loss of another rank."""
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
