@@ -173,7 +173,7 @@ def test_a_rank_that_cannot_be_ended_is_told_so_once() -> None:
     workers[0].end(3)
     store = StoreServer(new_secret())
     streams = OutputStreams(2, io.StringIO(), io.StringIO())
-    watch = Watch(Job(np=2, settings=Settings(), display=Display()), store, streams)
+    watch = Watch(Job(np=2, settings=Settings(grace_seconds=2), display=Display()), store, streams)
 
     def end() -> None:
         with watch:
