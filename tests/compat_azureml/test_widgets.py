@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from azureml.core import Experiment, Workspace
-from azureml.exceptions import UserErrorException
+from azureml.exceptions import OptionalDependencyMissingException, UserErrorException
 from azureml.tensorboard import Tensorboard
+from azureml.tensorboard.export import export_to_tensorboard
 from azureml.widgets import RunDetails
 
 from farandole.job.runs.home import RunsHome
@@ -86,8 +88,19 @@ def test_tensorboard_reads_the_files_of_runs(
     assert events.read_text() == "events"
     board.stop()
     assert os.listdir(tmp_path / "logs") == []
-    with pytest.raises(UserErrorException, match=mentioning("run")):
-        Tensorboard([])
+
+
+def test_metrics_are_exported_to_event_files(run: Any, tmp_path: Path) -> None:
+    export_to_tensorboard(run, str(tmp_path / "logs"))
+    board = Tensorboard([], local_root=str(tmp_path / "logs"))
+    (file,) = (tmp_path / "logs" / run.id).iterdir()
+    assert b"accuracy" in file.read_bytes()
+    board.stop()
+    assert file.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorboardX", None)
+        with pytest.raises(OptionalDependencyMissingException, match=mentioning("tensorboardX")):
+            export_to_tensorboard([run], str(tmp_path / "logs"))
 
 
 def test_a_board_that_ends_is_an_error(run: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from farandole.job.runs.folder import read_json, write_json
 
 DEFAULT_CPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04"
 DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubuntu22.04"
-_CURATED = "AzureML-"
+_CURATED = "azureml-"
 _FILE = "azureml_environment.json"
 
 
@@ -214,7 +214,7 @@ class Environment:
             return Environment._from_dict(_stored(workspace, name, versions[-1]))
         if str(version).isdecimal() and int(version or 0) in versions:
             return Environment._from_dict(_stored(workspace, name, int(version or 0)))
-        if name.startswith(_CURATED) and not versions:
+        if name.lower().startswith(_CURATED) and not versions:
             made = Environment(name)
             made.version = version or "1"
             made.python.conda_dependencies = None

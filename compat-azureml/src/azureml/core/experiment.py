@@ -18,7 +18,9 @@ from farandole.job.runs.home import RunsHome
 if TYPE_CHECKING:
     from azureml.core.run import Run
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{2,35}"
+_NAME = (
+    r"[A-Za-z0-9][A-Za-z0-9_-]{2,99}"  # the documented 36 characters are not the service's limit
+)
 
 
 class Experiment:
@@ -31,8 +33,8 @@ class Experiment:
         """Raises UserErrorException if the name breaks the SDK's rule."""
         if not re.fullmatch(_NAME, str(name)):
             raise UserErrorException(
-                f"the experiment's name {name!r} must have 3 to 36 letters, digits, '_' or '-', and"
-                " begin with a letter or a digit"
+                f"the experiment's name {name!r} must have 3 to 100 letters, digits, '_' or '-',"
+                " and begin with a letter or a digit"
             )
         self._workspace = workspace
         self._name = name

@@ -31,16 +31,13 @@ class Tensorboard:
         use_display_name: bool = False,
     ) -> None:
         """Arguments:
-            runs: A run, or a list of runs. Running ones are followed.
-            local_root: The folder of the links; by default a new temporary folder.
-            port: The port of TensorBoard on this host.
-            use_display_name: Name the links by the display names instead of the ids.
-
-        Raises UserErrorException if there is no run.
+        runs: A run, or a list of runs; running ones are followed. An empty list shows the
+            files that are in ``local_root`` already.
+        local_root: The folder of the links; by default a new temporary folder.
+        port: The port of TensorBoard on this host.
+        use_display_name: Name the links by the display names instead of the ids.
         """
         self._runs = list(runs) if isinstance(runs, Sequence) else [runs]
-        if not self._runs:
-            raise UserErrorException("Tensorboard needs at least one run")
         self._root = local_root or tempfile.mkdtemp(prefix="tensorboard-")
         self._port = port
         self._by_name = use_display_name

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from azureml._farandole.definition import FILE
 from azureml.core.run import Run
 from azureml.exceptions import UserErrorException
+from azureml.train.hyperdrive.runconfig import PrimaryMetricGoal as PrimaryMetricGoal
 from farandole.job.runs.folder import RunFolder, read_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
