@@ -38,7 +38,6 @@ def test_run_begins_and_ends_in_this_process(experiment: Experiment, tmp_path: P
     run = experiment.start_logging(display_name="first")
     assert re.fullmatch(UUID, run.id)
     assert (run.get_status(), run.type, run.display_name) == ("Running", None, "first")
-    (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "model.txt").write_text("weights")
     run.complete()
     assert run.get_status() == "Completed"
@@ -75,6 +74,18 @@ def test_large_source_is_refused(experiment: Experiment, tmp_path: Path) -> None
     with pytest.raises(SnapshotException, match=mentioning("2001 files", "2000 files")):
         experiment.start_logging()
     experiment.start_logging(snapshot_directory=None).complete()
+
+
+def test_snapshot_can_be_taken_again(experiment: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a")
+    with experiment.start_logging() as run:
+        first = run.get_snapshot_id()
+        (tmp_path / "b.py").write_text("b")
+        assert run.take_snapshot("b.py") == run.get_snapshot_id() != first
+        with zipfile.ZipFile(run.restore_snapshot()) as archive:
+            assert archive.namelist() == ["b.py"]
+        with pytest.raises(SnapshotException, match=mentioning("absent")):
+            run.take_snapshot("absent")
 
 
 def test_metrics_in_all_forms(run: Any) -> None:
@@ -155,8 +166,10 @@ def test_files_keep_their_names(run: Any, tmp_path: Path) -> None:
 
 def test_tags_properties_and_names(run: Any, experiment: Experiment) -> None:
     run.tag("quality", "good")
-    run.set_tags({"round": 1, "flag": ""})
-    assert run.get_tags() == {"quality": "good", "round": "1", "flag": ""}
+    run.tag("flag")
+    run.set_tags({"round": 1})
+    assert run.get_tags() == {"quality": "good", "flag": None, "round": "1"}
+    assert [each.id for each in experiment.get_runs(tags="flag")] == [run.id]
     assert run.remove_tags(["flag"]) == {"quality": "good", "round": "1"}
     run.add_properties({"author": "me"})
     assert run.get_properties()["author"] == "me"

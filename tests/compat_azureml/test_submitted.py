@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from azureml.exceptions import (
 
 import farandole
 from farandole.job.runs.home import RunsHome
+from farandole.jobs import attempts
 from tests.compat_azureml.tools import python
 from tests.kits.messages import mentioning, mentions
 
@@ -257,6 +259,23 @@ def test_cancellation_is_not_an_error(experiment: Experiment, project: Path) -> 
     run.cancel()
     assert run.get_status() in ("CancelRequested", "Finalizing", "Canceled")
     assert run.wait_for_completion()["status"] == "Canceled"
+
+
+def test_run_can_be_failed_from_outside(experiment: Experiment, project: Path) -> None:
+    run = experiment.submit(ScriptRunConfig(str(project), "stop.py"))
+    next(farandole.Run.get(run.id).follow(0))
+    run.fail("too slow")
+    assert run.get_status() == "Failed"
+    assert run.get_details()["error"]["error"]["message"] == "too slow"
+    runner = attempts.claimant(run._folder, 1)
+    deadline = time.monotonic() + 60
+    while runner.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not runner.alive()
+    assert run.get_status() == "Failed"
+    queued = experiment.submit(ScriptRunConfig(str(project), "stop.py"))
+    queued.fail()
+    assert queued.wait_for_completion(raise_on_error=False)["status"] == "Failed"
 
 
 def test_interruption_of_the_wait_keeps_the_run(

@@ -107,8 +107,9 @@ def test_clusters_are_made_where_none_is_found(workspace: Workspace) -> None:
         " workspace"
     )
     configuration = AmlCompute.provisioning_configuration(
-        vm_size="STANDARD_D2", min_nodes=1, max_nodes=4, idle_seconds_before_scaledown=2400
+        vm_size="STANDARD_D2", min_nodes=1, max_nodes=4, idle_seconds_before_scaledown="2400"
     )
+    assert AmlCompute.supported_vmsizes(workspace)[0]["vCPUs"] >= 1
     target = ComputeTarget.create(workspace, "cpu-cluster", configuration)
     target.wait_for_completion(show_output=False, min_node_count=None, timeout_in_minutes=20)
     status = target.get_status().serialize()

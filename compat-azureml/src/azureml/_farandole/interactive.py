@@ -6,6 +6,8 @@ This process is the runner: it records the metrics, and the end of the run.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 import uuid
 
@@ -80,6 +82,8 @@ def start(
     folder = _created(home, spec, run_id, found)
     spool.add(home, folder)
     watched = "" if outputs is False else str(outputs or OUTPUTS)
+    if watched:
+        os.makedirs(watched, exist_ok=True)  # programs write there without creating it
     _active[run_id] = _Active(folder, os.path.abspath(watched) if watched else "")
     return run_id
 
@@ -100,6 +104,23 @@ def _created(home: RunsHome, spec: RunSpec, run_id: str, source: SourceScan | No
     folder = RunFolder(os.path.join(parent, run_id))
     os.rename(building.path, folder.path)
     return folder
+
+
+def take_snapshot(folder: RunFolder, path: str) -> None:
+    """Replace the snapshot of a run by a file or folder.
+
+    Raises SettingsError if it is too large.
+    """
+    home = RunsHome()
+    with tempfile.TemporaryDirectory() as alone:
+        if os.path.isfile(path):
+            shutil.copy(path, alone)
+            path = alone
+        found = snapshot.select(path, home)
+        shutil.rmtree(folder.file("snapshot"), ignore_errors=True)
+        taken = snapshot.write(found, folder.file("snapshot"), home)
+    facts = {"snapshot": taken.digest, "snapshot_files": taken.files}
+    write_json(folder.file("submitted.json"), {**folder.submitted(), **facts})
 
 
 def end(folder: RunFolder, state: RunState, cause: str = "") -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from azureml._farandole import journal
-from azureml._farandole.definition import FILE
+from azureml._farandole.definition import FILE, INTERACTIVE
 from azureml._farandole.details import snapshot_id
+from azureml._farandole.errors import raised_as
 from azureml._farandole.files import RunFiles
 from azureml._farandole.run_logging import RunLogging
 from azureml.exceptions import SnapshotException, UserErrorException
@@ -211,21 +212,23 @@ class RunData(RunLogging):
         return snapshot_id(digest) if digest else None
 
     def take_snapshot(self, file_or_folder_path: str) -> str | None:
-        """Keep a file or folder as the run's snapshot and return its id.
+        """Keep a file or folder as the snapshot of a run of this process, and return its id.
 
-        Raises SnapshotException if the run has a snapshot, or the path does not exist.
+        Raises SnapshotException if it is too large or does not exist, or for a submitted run, whose
+        snapshot is its source.
         """
-        target = self._folder.file("snapshot")
-        if os.path.exists(target):
-            raise SnapshotException(f"run {self._folder.run_id} has a snapshot already")
-        if os.path.isdir(file_or_folder_path):
-            shutil.copytree(file_or_folder_path, target)
-        elif os.path.isfile(file_or_folder_path):
-            self._folder.folder("snapshot")
-            shutil.copy(file_or_folder_path, target)
-        else:
+        if INTERACTIVE not in (read_json(self._folder.file(FILE)) or {}):
+            raise SnapshotException(
+                f"run {self._folder.run_id} was submitted, and its snapshot cannot be replaced;"
+                " use upload_file or upload_folder"
+            )
+        if not os.path.exists(file_or_folder_path):
             raise SnapshotException(f"{file_or_folder_path!r} does not exist")
-        return snapshot_id(self._folder.run_id)
+        from azureml._farandole import interactive
+
+        with raised_as(SnapshotException):
+            interactive.take_snapshot(self._folder, file_or_folder_path)
+        return self.get_snapshot_id()
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
         """Write the snapshot as a ZIP file into the folder ``path``, and return the file's path.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from farandole.job.runs.folder import RunFolder, read_json, write_json
@@ -23,20 +24,26 @@ class RunChanges:
         """Change facts."""
         write_json(self._folder.file(_FILE), {**self._data(), **values})
 
-    def tags(self) -> dict[str, str]:
-        """Return the tags of the submission with later changes."""
+    def tags(self) -> dict[str, str | None]:
+        """Return the tags of the submission with later changes; None for a tag without a value."""
         changed = read_json(self._folder.file(_TAGS)) or {}
-        removed = self.get("removed_tags", [])
+        removed, bare = self.get("removed_tags", []), self.get("bare_tags", [])
         found = {**self._folder.spec().tags, **changed}
-        return {name: text for name, text in found.items() if name not in removed}
+        return {
+            name: None if name in bare else text
+            for name, text in found.items()
+            if name not in removed
+        }
 
-    def set_tags(self, tags: dict[str, str]) -> None:
-        """Set tags, which Farandole's commands show too."""
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set tags, which Farandole's commands show too; None for a tag without a value."""
         changed = read_json(self._folder.file(_TAGS)) or {}
-        write_json(self._folder.file(_TAGS), {**changed, **tags})
-        removed = self.get("removed_tags", [])
-        if removed:
-            self.set(removed_tags=[name for name in removed if name not in tags])
+        texts = {name: "" if value is None else str(value) for name, value in tags.items()}
+        write_json(self._folder.file(_TAGS), {**changed, **texts})
+        bare = {name for name in self.get("bare_tags", []) if name not in tags}
+        bare |= {name for name, value in tags.items() if value is None}
+        removed = [name for name in self.get("removed_tags", []) if name not in tags]
+        self._set_if_new(bare_tags=sorted(bare), removed_tags=removed)
 
     def remove_tags(self, names: list[str]) -> None:
         """Remove tags."""
@@ -44,7 +51,12 @@ class RunChanges:
         kept = {name: text for name, text in changed.items() if name not in names}
         write_json(self._folder.file(_TAGS), kept)
         given = [name for name in names if name in self._folder.spec().tags]
-        self.set(removed_tags=sorted({*self.get("removed_tags", []), *given}))
+        self._set_if_new(removed_tags=sorted({*self.get("removed_tags", []), *given}))
+
+    def _set_if_new(self, **values: Any) -> None:
+        """Change facts, and write no file if they are as before."""
+        if any(value != self.get(name, []) for name, value in values.items()):
+            self.set(**values)
 
     def _data(self) -> dict[str, Any]:
         return read_json(self._folder.file(_FILE)) or {}

@@ -83,6 +83,8 @@ def request_of(
     """
     run_config = config.run_config
     layout = layout_of(run_config)
+    if config.resume_from is not None:
+        notice("resume_from has no effect: pass the outputs of the earlier run as a dataset")
     _check_target(run_config.target)
     further = [*run_config.data.values(), *run_config.output_data.values()]
     further = [

@@ -216,7 +216,7 @@ class Run(RunData):
         self._end(RunState.COMPLETED)
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """End a run of this process as failed. A submitted run fails when its program ends.
+        """End the run as failed. A submitted run is stopped; in its program, it fails at the end.
 
         Arguments:
             error_details: A text or an exception.
@@ -241,6 +241,8 @@ class Run(RunData):
 
     def _end(self, state: RunState, cause: str = "") -> None:
         if not run_types.is_interactive(self._folder):
+            if state is RunState.FAILED and self._folder.finish(state, cause):
+                self.cancel()  # nothing is left to do for the processes of the run
             return
         from azureml._farandole import interactive
 
@@ -310,22 +312,22 @@ class Run(RunData):
     # --- tags and properties
 
     @property
-    def tags(self) -> dict[str, str]:
+    def tags(self) -> dict[str, str | None]:
         return self.get_tags()
 
-    def get_tags(self) -> dict[str, str]:
-        """Return the tags."""
+    def get_tags(self) -> dict[str, str | None]:
+        """Return the tags; None for a tag without a value."""
         return RunChanges(self._folder).tags()
 
-    def tag(self, key: str, value: str | None = None) -> None:
-        """Set a tag."""
-        self.set_tags({key: value or ""})
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set a tag, with or without a value."""
+        self.set_tags({key: value})
 
-    def set_tags(self, tags: Mapping[str, str]) -> None:
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags."""
-        RunChanges(self._folder).set_tags({key: str(text) for key, text in tags.items()})
+        RunChanges(self._folder).set_tags(tags)
 
-    def remove_tags(self, tags: List[str] | str) -> dict[str, str]:
+    def remove_tags(self, tags: List[str] | str) -> dict[str, str | None]:
         """Remove tags and return the remaining ones."""
         RunChanges(self._folder).remove_tags([tags] if isinstance(tags, str) else [*tags])
         return self.get_tags()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,8 @@ from azureml._farandole.errors import raised_as
 from azureml._farandole.texts import say
 from azureml.core.compute_target import ComputeTarget, TargetConfiguration
 from azureml.exceptions import ComputeTargetException
+from farandole.base.host import cores
+from farandole.cli.machine import memory, visible_gpus
 from farandole.job.runs.states import FINAL
 from farandole.jobs import targets
 from farandole.jobs.references import listed
@@ -121,6 +125,19 @@ class AmlCompute(ComputeTarget):
             },
         )
 
+    @staticmethod
+    def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
+        """Return the sizes of nodes: this host. Any ``vm_size`` is accepted."""
+        return [
+            {
+                "name": "local",
+                "vCPUs": cores(),
+                "gpus": visible_gpus(os.environ),
+                "memoryGB": memory().total / (1 << 30),
+                "maxResourceVolumeMB": shutil.disk_usage(workspace._storage()).total >> 20,
+            }
+        ]
+
     def get_status(self) -> AmlComputeStatus:
         """Return the state of the cluster."""
         return AmlComputeStatus(self)
@@ -157,7 +174,7 @@ class AmlCompute(ComputeTarget):
         new: dict[str, Any] = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
-            "idle_seconds": idle_seconds_before_scaledown,
+            "idle_seconds": idle_seconds_before_scaledown and float(idle_seconds_before_scaledown),
         }
         spec = dataclasses.replace(
             self._spec(), **{name: value for name, value in new.items() if value is not None}
