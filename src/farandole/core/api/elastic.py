@@ -79,7 +79,8 @@ def _loop(
     In an elastic job, all ranks synchronize the state, or none does: a rank that could do without
     would otherwise leave the others waiting.
     """
-    skip_sync = is_reset = False
+    skip_sync = False
+    is_reset = context.join()
     while True:
         try:
             if is_reset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -79,17 +80,45 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _check_process_sets(process_sets)
         if placement.size > 1:
             keep_freed_memory()
-        if connection.member >= 0:
-            placement, transport = _join(placement, connection, settings)
+        if connection.member >= 0 and not membership.is_member(placement, connection):
+            _join_later(placement, connection, settings, process_sets or ())
         else:
-            transport = _connect(placement, connection, settings)
-        enter(placement, settings, transport, connection)
-        try:
-            for process_set in process_sets or ():
-                register(process_set)
-        except BaseException:
-            shutdown()  # so that a later init() registers its own sets
-            raise
+            _begin(placement, connection, settings, process_sets or ())
+
+
+def _join_later(
+    placement: Placement,
+    connection: Connection,
+    settings: Settings,
+    process_sets: Sequence[ProcessSet],
+) -> None:
+    """Let this process join its running job when it first has to exchange data, so that the others
+    go on until its program has prepared everything.
+    """
+    global_process_set.ranks = list(range(placement.size))
+    membership.expect(placement)
+    begin = functools.partial(_begin, placement, connection, settings, process_sets)
+    session.begin_joining(session.Joining(placement, connection, settings, begin))
+
+
+def _begin(
+    placement: Placement,
+    connection: Connection,
+    settings: Settings,
+    process_sets: Sequence[ProcessSet],
+) -> None:
+    """Connect this process with the other ranks, and begin its session."""
+    if connection.member >= 0:
+        placement, transport = _join(placement, connection, settings)
+    else:
+        transport = _connect(placement, connection, settings)
+    enter(placement, settings, transport, connection)
+    try:
+        for process_set in process_sets:
+            register(process_set)
+    except BaseException:
+        shutdown()  # so that a later init() registers its own sets
+        raise
 
 
 def _find_job(comm: Any) -> tuple[Placement, Connection, Settings]:

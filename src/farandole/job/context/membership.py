@@ -61,12 +61,13 @@ class _Standing:
     """The state of this process in its job.
 
     ``number`` is the last membership that it has tried to join (0: none); ``commits`` counts the
-    commits of its state.
+    commits of its state; ``expected`` is the placement before it has joined.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.commits = 0
+        self.expected: Placement | None = None
         self.names = ObjectNames()
 
 
@@ -86,6 +87,25 @@ def object_names() -> ObjectNames:
 def count_commit() -> None:
     """Record that this process has saved its state."""
     _standing.commits += 1
+
+
+def is_member(placement: Placement, connection: Connection) -> bool:
+    """Return whether this process is or was a member of its job; false for one that has started
+    while the job runs, and has not joined it.
+    """
+    if _standing.number:
+        return True
+    client = session.open_store(placement, connection)
+    number = int(client.try_get(keys.NOW) or b"0")
+    if not number:
+        return True  # the first membership is about to be published
+    return connection.member in _membership(client, number).processes
+
+
+def _membership(client: StoreClient, number: int) -> Membership:
+    from farandole.job.elastic.membership import Membership
+
+    return Membership.from_bytes(client.get(keys.membership(number), _FOREVER))
 
 
 def await_placement(client: StoreClient, connection: Connection, settings: Settings) -> Placement:
@@ -110,18 +130,34 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
 
 def _next_membership(client: StoreClient, process: int) -> Membership:
     """Wait for the next membership that includes this process, and return it."""
-    from farandole.job.elastic.membership import Membership
-
     seen = _standing.number
     while True:
         client.get(keys.membership(seen + 1), _FOREVER)
         seen = int(client.get(keys.NOW, _FOREVER))
-        membership = Membership.from_bytes(client.get(keys.membership(seen), _FOREVER))
+        membership = _membership(client, seen)
         if process in membership.processes:
             return membership
         if _standing.number:
             logger.info("process %d has been removed from the elastic job", process)
             sys.exit(0)
+
+
+def expect(placement: Placement) -> None:
+    """Record the placement that the program sees until this process has joined its running job."""
+    _standing.expected = placement
+
+
+def join() -> bool:
+    """Join the running job now, if this process has not yet done so.
+
+    Returns whether its rank or the size has changed since ``init()``.
+    """
+    if not is_elastic():
+        return False
+    session.current()
+    place, expected = session.placement(), _standing.expected
+    _standing.expected = None
+    return expected is not None and (expected.rank, expected.size) != (place.rank, place.size)
 
 
 def notice() -> tuple[float, int] | None:

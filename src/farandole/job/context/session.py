@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from farandole.core.engine import Engine
@@ -26,8 +27,21 @@ class JobSession(NamedTuple):
     sets: SetEngines
 
 
+class Joining(NamedTuple):
+    """The state of a process that will join a running job when it first has to exchange data.
+
+    ``placement`` is the expected one; ``join`` begins the session.
+    """
+
+    placement: Placement
+    connection: Connection
+    settings: Settings
+    join: Callable[[], None]
+
+
 lock = threading.RLock()
 _current: JobSession | None = None
+_joining: Joining | None = None
 _forked_from: Placement | None = None  # the rank from which this process was forked
 # Kept for the life of the process, because outcomes are reported after shutdown too.
 _store: StoreClient | None = None
@@ -36,7 +50,14 @@ _number = (-1, 0)
 
 
 def current() -> JobSession:
-    """Return this process's session. Raises NotInitializedError outside one."""
+    """Return this process's session; a process that is to join a running job joins it now.
+
+    Raises NotInitializedError outside a session.
+    """
+    if _joining is not None:
+        with lock:
+            if _joining is not None:
+                _joining.join()
     if _current is None:
         raise NotInitializedError(forked=_forked_from is not None)
     return _current
@@ -44,15 +65,27 @@ def current() -> JobSession:
 
 def begin(session: JobSession) -> None:
     """Make ``session`` the current one."""
-    global _current
+    global _current, _joining
     _current = session
+    _joining = None
+
+
+def begin_joining(joining: Joining) -> None:
+    """Make this process one that joins a running job later."""
+    global _joining
+    _joining = joining
+
+
+def is_joining() -> bool:
+    """Return whether this process has still to join its running job."""
+    return _joining is not None
 
 
 def end() -> JobSession | None:
     """Remove and return the current session; None outside one."""
-    global _current, _forked_from
+    global _current, _forked_from, _joining
     ended = _current
-    _current = None
+    _current = _joining = None
     _forked_from = None
     return ended
 
@@ -61,9 +94,12 @@ def forget_in_child() -> None:
     """Forget the session in a forked child (such as a data loader's worker), which is not a
     rank.
     """
-    global _current, _forked_from, _store
-    _forked_from = _forked_from if _current is None else _current.placement
-    _current = None
+    global _current, _forked_from, _joining, _store
+    if _joining is not None:
+        _forked_from = _joining.placement
+    elif _current is not None:
+        _forked_from = _current.placement
+    _current = _joining = None
     _store = None
 
 
@@ -109,7 +145,7 @@ def is_initialized() -> bool:
     """Return whether ``init()`` has been called (and not ``shutdown()`` since); also true in a
     process forked off from a rank.
     """
-    return _current is not None or _forked_from is not None
+    return takes_part() or _forked_from is not None
 
 
 def takes_part() -> bool:
@@ -121,7 +157,7 @@ def takes_part() -> bool:
 
 def settings() -> Settings:
     """Return this process's settings. Raises NotInitializedError before ``init()``."""
-    return current().settings
+    return (_joining or current()).settings
 
 
 def placement() -> Placement:
@@ -129,12 +165,12 @@ def placement() -> Placement:
 
     Raises NotInitializedError before ``init()``.
     """
-    return _forked_from or current().placement
+    return _forked_from or (_joining or current()).placement
 
 
 def connection() -> Connection:
     """Return this process's connection to the job. Raises NotInitializedError before ``init()``."""
-    return current().connection
+    return (_joining or current()).connection
 
 
 def rank() -> int:

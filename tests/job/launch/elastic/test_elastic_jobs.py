@@ -40,7 +40,7 @@ def test_rank_0_is_lost(fault: int, tmp_path: Path) -> None:
 def test_all_but_one_are_lost_and_replaced(tmp_path: Path) -> None:
     faults = [Fault(0, 2), Fault(2, 2), Fault(3, 9)]
     options = ElasticOptions(np=3, min_np=1, max_np=3)
-    results, _ = run_job(train, (str(tmp_path), faults, 0.05, 3), options, {"localhost": 3})
+    results, _ = run_job(train, (str(tmp_path), faults, 0.05, {6: 3}), options, {"localhost": 3})
     check_complete(results, tmp_path)
     assert results[0].process == 1
     assert 4 in {done.process for done in results}
@@ -57,19 +57,21 @@ def test_fewer_than_min_np_wait_for_a_new_rank(tmp_path: Path) -> None:
 
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:
-    """``localhost`` and ``127.0.0.1`` are two hosts of this machine."""
+    """``localhost`` and ``127.0.0.1`` are two hosts of this machine. One rank joins slowly, and the
+    others go on meanwhile.
+    """
 
     def hosts() -> dict[str, int]:
-        if (tmp_path / "8").exists():
+        if (tmp_path / "7").exists():
             return {"127.0.0.1": 2}
         return {"localhost": 2, "127.0.0.1": 2} if (tmp_path / "3").exists() else {"localhost": 2}
 
     options = ElasticOptions(np=2, min_np=2, max_np=4)
-    results, _ = run_job(train, (str(tmp_path), [], 0.3), options, hosts)
+    results, _ = run_job(train, (str(tmp_path), [], 0.02, {6: 4, 10: 2}, 2), options, hosts)
     check_complete(results, tmp_path)
     assert [done.process for done in results] == [2, 3]
     assert [done.start_rank for done in results] == [2, 3]
-    assert set(results[0].sizes.values()) == {4, 2}
+    assert (results[0].sizes[7], results[0].sizes[11]) == (4, 2)
 
 
 def test_a_failed_host_is_left_out(tmp_path: Path) -> None:
