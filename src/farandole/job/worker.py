@@ -65,10 +65,7 @@ def main() -> int:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*fields) for fields in job["slots"]]
-    if connection.member >= 0:  # the number of this process is in the place of a rank
-        placement = here.replace(**json.loads(client.get(keys.start(rank), settings.start_timeout)))
-    else:
-        placement = identify(slots, here)
+    placement = identify(slots, here) if slots else _expected(client, here, settings)
     os.environ.update(environment(placement, connection, settings))
     if RUN_VARIABLE in os.environ:
         # imported here because most jobs leave no run
@@ -78,11 +75,7 @@ def main() -> int:
     os.environ[ORIGIN] = _origin(os.environ)
     os.environ[FILES] = files(settings)
     try:
-        first = (
-            _store_of_first(slots, rank, client, settings, job)
-            if connection.member < 0
-            else ("127.0.0.1", job["port"])
-        )
+        first = _store_of_first(slots, rank, client, settings, job)
     except SettingsError as error:  # an interface that this host does not have
         _report(client, rank, str(error))
         return 1
@@ -123,6 +116,13 @@ def _name_peers(
         for rank in range(placement.size)
     ]
     os.environ["TF_CONFIG"] = node.tf_config(placement.rank, int(workers), addresses)
+
+
+def _expected(client: StoreClient, here: Placement, settings: Settings) -> Placement:
+    """Return the placement with which a process of an elastic job starts; its number is in the
+    place of a rank.
+    """
+    return here.replace(**json.loads(client.get(keys.start(here.rank), settings.start_timeout)))
 
 
 def identify(slots: Sequence[Slot], here: Placement) -> Placement:
@@ -181,7 +181,7 @@ def _store_of_first(
     all ranks.
     """
     alone = len({slot.host for slot in slots}) == 1
-    if alone and not job["elsewhere"]:
+    if not slots or (alone and not job["elsewhere"]):
         return "127.0.0.1", job["port"]  # a port of the driver's host
     if rank == 0:
         # imported here because a job on one host does not need it

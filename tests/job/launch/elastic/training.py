@@ -48,7 +48,11 @@ class Done(NamedTuple):
 
 
 def train(
-    folder: str, faults: list[Fault], pause: float = 0.02, gates: Mapping[int, int] = {}
+    folder: str,
+    faults: list[Fault],
+    pause: float = 0.02,
+    gates: Mapping[int, int] = {},
+    slow: int = -1,
 ) -> Done:
     """Add the mean of 1.0 over all ranks ``STEPS`` times; the total shows lost and repeated steps.
 
