@@ -117,7 +117,7 @@ def done(experiment: Experiment, project: Path) -> Done:
 
 
 class Heard:
-    """What is written to stdout and stderr; a module's fixture cannot use ``capsys``."""
+    """The text on stdout and stderr, for fixtures of a module, which cannot use ``capsys``."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         import io
