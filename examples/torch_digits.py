@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import farandole
 import farandole.torch as hvd
 
 WARMUP_EPOCHS = 3
@@ -152,13 +153,16 @@ def train(model, optimizer, images, labels, arguments, epoch) -> float:
     batches = share.split(arguments.batch_size)
     total = 0.0
     for step, rows in enumerate(batches):
+        rate = learning_rate(arguments.lr, epoch + step / len(batches), arguments.epochs)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(arguments.lr, epoch + step / len(batches), arguments.epochs)
+            group["lr"] = rate
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images[rows]), labels[rows])
         loss.backward()
         optimizer.step()
         total += loss.item() * len(rows)
+        values = {"train/loss": loss.item(), "learning_rate": rate}
+        farandole.log_metrics(values, step=epoch * len(batches) + step)
     return mean_over_ranks("train", len(share), total)[0]
 
 
@@ -250,6 +254,7 @@ def main() -> None:
         test_loss, accuracy = test(model, test_images, test_labels)
         save(arguments.checkpoint, model, optimizer, epoch + 1)
         if chief:
+            farandole.log_metrics({"test/loss": test_loss, "test/accuracy": accuracy}, step=epoch)
             print(
                 f"epoch {epoch + 1:2}/{arguments.epochs}  loss {loss:.4f}  test loss"
                 f" {test_loss:.4f}  test accuracy {accuracy:7.2%} "

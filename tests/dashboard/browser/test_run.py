@@ -25,7 +25,7 @@ def step_at(page: Page, chart: Locator, part: float) -> int:
     box = chart.locator(".u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + part * box["width"], box["y"] + box["height"] / 2)
-    value = chart.locator(".legend-value")
+    value = chart.locator(".legend-at")
     expect(value).to_have_text(re.compile("step"))
     return int(re.search(r"step (\d+)", value.inner_text())[1])  # type: ignore[index]
 

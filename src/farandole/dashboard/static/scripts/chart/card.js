@@ -91,8 +91,8 @@ export class Card {
         { zoom: (chosen) => this.panel.zoom(chosen), point: (values, x) => this.point(values, x) },
       );
       this.chart.range = range;
-      this.drawLegend();
     }
+    this.drawLegend(sources.filter((source, place) => curves[place]?.length));
     this.chart.draw(curves, weight);
     this.summarize(curves);
   }
@@ -107,40 +107,29 @@ export class Card {
     fill(this.note, present.length ? (allMissing ? "All values are NaN or infinite." : "") : "No points yet.");
   }
 
-  drawLegend() {
-    const { sources } = this.panel;
-    this.marks = [];
-    if (sources.length < 2) {
-      this.at = h("span.legend-value");
-      this.marks = [this.at];
-      fill(this.legend, h("li", {}, this.at));
-      return;
-    }
-    const shown = sources.slice(0, LEGEND);
-    const more = sources.length - shown.length;
+  drawLegend(present) {
+    const keys = String(present.map((source) => source.key));
+    if (keys === this.legendKeys) return;
+    this.legendKeys = keys;
+    const shown = this.panel.sources.length < 2 ? [] : present.slice(0, LEGEND);
+    const more = this.panel.sources.length < 2 ? 0 : present.length - shown.length;
+    this.values = new Map(shown.map((source) => [source.key, h("span.legend-value")]));
+    this.at = h("span.legend-value");
     fill(
       this.legend,
-      shown.map((source) => {
-        const value = h("span.legend-value");
-        this.marks.push(value);
-        const dashed = look(source.place).dash ? ".dashed" : "";
-        return h(
-          "li",
-          {},
-          h(`span.legend-mark.curve-${look(source.place).index}${dashed}`, { "aria-hidden": "true" }),
-          h("span.legend-name", { title: source.label }, source.label),
-          value,
-        );
-      }),
+      shown.map((source) => h("li", {}, mark(source), name(source), this.values.get(source.key))),
       more > 0 ? h("li.dim", {}, `and ${more} more`) : null,
+      h("li.legend-at", {}, this.at),
     );
   }
 
   point(values, x) {
     const where = this.panel.axis === "time" ? duration(x) : `step ${x}`;
-    this.marks.forEach((mark, place) => {
-      const text = values && values[place] !== null ? number(values[place]) : "";
-      mark.textContent = text && this.marks.length === 1 ? `${where}: ${text}` : text;
+    const single = values && this.values.size === 0 && values[0] !== null;
+    fill(this.at, values ? (single ? `${where}: ${number(values[0])}` : where) : "");
+    this.panel.sources.forEach((source, place) => {
+      const shown = this.values.get(source.key);
+      if (shown) shown.textContent = values ? number(values[place]) : "";
     });
   }
 
@@ -148,4 +137,13 @@ export class Card {
     this.chart?.close();
     this.chart = null;
   }
+}
+
+function mark(source) {
+  const { index, dash } = look(source.place);
+  return h(`span.legend-mark.curve-${index}${dash ? ".dashed" : ""}`, { "aria-hidden": "true" });
+}
+
+function name(source) {
+  return h("span.legend-name", { title: source.label }, source.label);
 }

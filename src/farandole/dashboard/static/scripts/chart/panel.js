@@ -2,6 +2,7 @@
 
 import { announce } from "../shared/announce.js";
 import { fill, h, perFrame, settled } from "../shared/dom.js";
+import { byImportance } from "../shared/metrics.js";
 import { Card } from "./card.js";
 
 const AUTOMATIC = /^(system|training)\//;
@@ -166,7 +167,7 @@ export class CurvesPanel {
     for (const name of names) {
       if (!this.cards.has(name)) this.cards.set(name, new Card(name, this));
     }
-    for (const name of [...names].sort()) this.place(this.cards.get(name));
+    for (const name of [...names].sort(byImportance)) this.place(this.cards.get(name));
     this.none.hidden = names.length > 0;
     this.fold.hidden = this.automatic.children.length === 0;
     if (this.own.children.length === 0 && !this.fold.hidden) this.fold.open = true;
@@ -175,7 +176,9 @@ export class CurvesPanel {
   place(card) {
     const group = AUTOMATIC.test(card.name) ? this.automatic : this.own;
     if (card.element.parentNode === group) return;
-    const next = [...group.children].find((other) => other.dataset.metric > card.name);
+    const next = [...group.children].find(
+      (other) => byImportance(card.name, other.dataset.metric) < 0,
+    );
     group.insertBefore(card.element, next ?? null);
     this.filterCard(card);
     this.watcher.observe(card.element);

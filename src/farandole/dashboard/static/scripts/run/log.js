@@ -14,7 +14,8 @@ export class LogPart {
   constructor(place, facts, view) {
     this.id = facts.run_id;
     this.final = isFinal(facts.state);
-    this.rank = view.query.get("rank") ?? (rankCount(facts) === 1 ? "0" : "all");
+    this.joint = rankCount(facts) > 1 && !facts.submission?.tracked; // a tracked job has no joint log
+    this.rank = view.query.get("rank") ?? (this.joint ? "all" : "0");
     this.following = true;
     this.busy = false;
     this.wanted = false;
@@ -27,7 +28,7 @@ export class LogPart {
     this.choice = h(
       "select",
       { "aria-label": "Log of", onchange: () => this.choose(this.choice.value) },
-      ["all", ...ranks].map((rank) =>
+      (this.joint ? ["all", ...ranks] : ranks).map((rank) =>
         h("option", { value: rank, selected: rank === this.rank }, rank === "all" ? "All ranks" : `Rank ${rank}`),
       ),
     );

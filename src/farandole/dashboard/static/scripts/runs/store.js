@@ -1,5 +1,7 @@
 // The runs in memory: filtering and sorting of ten thousand rows within a frame or two.
 
+import { byImportance } from "../shared/metrics.js";
+
 const FINAL = new Set(["completed", "failed", "canceled"]);
 
 /** Return whether a state is final. */
@@ -69,7 +71,7 @@ export class RunStore {
     for (const run of runs) {
       for (const name in run.metrics) found.set(name, (found.get(name) ?? 0) + 1);
     }
-    return [...found].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name]) => name);
+    return [...found.keys()].sort((a, b) => found.get(b) - found.get(a) || byImportance(a, b));
   }
 }
 

@@ -11,7 +11,9 @@ import { COLUMNS, drawRow } from "./row.js";
 import { RunStore } from "./store.js";
 
 const STATES = ["active", "queued", "completed", "failed", "canceled"];
-const METRIC_COLUMNS = 3;
+const METRIC_COLUMNS = 3; // at most, unless the reader chooses
+const FIXED = 720; // pixels of the other columns
+const COLUMN = 116; // pixels of a metric's column
 const store = new RunStore(); // survives a visit to a run: going back is immediate
 const remembered = { selected: new Set(), active: 0, top: 0, metrics: null };
 
@@ -73,10 +75,8 @@ class RunsView {
             h("h1.runs-title", { id: "runs-title" }, "Runs"),
             h("div.search-field", {}, icon("search"), this.search),
             this.states,
-            this.columns,
-            this.compare,
           ),
-          this.total,
+          h("div.runs-bar", {}, this.total, this.columns, this.compare),
           this.table,
           this.empty,
         ),
@@ -137,8 +137,8 @@ class RunsView {
     const focused = document.activeElement?.closest?.(".row")?.dataset.id;
     this.shown = store.select(this.filter, this.order);
     this.metricNames = store.metricNames(this.shown.slice(0, 500));
-    this.metrics = (remembered.metrics ?? this.metricNames.slice(0, METRIC_COLUMNS)).filter(
-      (name) => this.metricNames.includes(name),
+    this.metrics = (remembered.metrics ?? this.metricNames.slice(0, this.fitting())).filter((name) =>
+      this.metricNames.includes(name),
     );
     this.table.style.setProperty("--metrics", this.metrics.length);
     this.table.setAttribute("aria-rowcount", this.shown.length + 1);
@@ -152,6 +152,12 @@ class RunsView {
     fill(this.total, this.totalText());
     this.drawEmpty();
     if (focused) this.refocus(focused);
+  }
+
+  /** Return how many columns of metrics fit beside the others. */
+  fitting() {
+    const space = (this.table.parentNode?.clientWidth ?? 0) - FIXED;
+    return Math.max(0, Math.min(METRIC_COLUMNS, Math.floor(space / COLUMN)));
   }
 
   refocus(id) {
