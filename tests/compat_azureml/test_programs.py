@@ -5,14 +5,17 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from farandole.job.runs.home import RunsHome
 from tests.compat_azureml.data import web_server, write
 from tests.compat_azureml.programs_of import copied, submitted
 from tests.compat_azureml.tools import python
 from tests.kits.messages import mentions
+from tests.kits.notebook import executed, outputs, printed
 
-np = pytest.importorskip("numpy")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
 
@@ -89,8 +92,20 @@ def test_everything_that_a_run_records(offline: None, tmp_path: Path) -> None:
     assert mentions(out, "weights")
 
 
-def test_a_sweep_finds_its_best_run(offline: None, tmp_path: Path) -> None:
-    out = submitted(copied("tuning", tmp_path)).stdout
+def test_a_sweep_in_a_notebook_finds_its_best_run(
+    offline: None, home: RunsHome, tmp_path: Path
+) -> None:
+    folder = copied("tuning", tmp_path)
+    cells = (folder / "submit.py").read_text().split("\n\n")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    nbformat.write(notebook, folder / "submit.ipynb")
+    done = executed(folder / "submit.ipynb", folder)
+    shown = [output.data for output in outputs(done) if "data" in output]
+    assert any("tuning_" in data.get("text/html", "") for data in shown)
+    saved = nbformat.writes(done)
+    assert home.path not in saved
+    assert "token=" not in saved
+    out = printed(done)
     assert mentions(out, "hyperdrive train.py")
     assert mentions(out, "children: 4 ['Completed', 'Completed', 'Completed', 'Completed']")
     assert mentions(out, "sorted: True")

@@ -8,14 +8,21 @@ from typing import Any
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def executed(path: Path) -> Any:
-    """Return the notebook at ``path`` after a run of all of its cells in a kernel of its own."""
+def executed(path: Path, folder: Path | None = None) -> Any:
+    """Return the notebook at ``path`` after a run of all of its cells in a kernel of its own.
+
+    ``folder``: the working directory of the kernel.
+    """
     import nbclient
     import nbformat
 
     notebook = nbformat.read(path, 4)
     nbclient.NotebookClient(
-        notebook, timeout=500, startup_timeout=300, kernel_name="python3"
+        notebook,
+        timeout=500,
+        startup_timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}} if folder else {},
     ).execute()
     return notebook
 

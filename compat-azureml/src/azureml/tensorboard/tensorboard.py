@@ -17,7 +17,7 @@ from azureml._farandole.texts import say
 from azureml.exceptions import UserErrorException
 
 _PATIENCE = 60.0  # seconds until TensorBoard accepts connections
-_PLACES = ("outputs", "tensorboard", "logs")  # folders of a run that may hold event files
+_PLACES = {"outputs": "", "tensorboard": "-mirror"}  # folders of a run, and endings of links
 
 
 class Tensorboard:
@@ -41,6 +41,7 @@ class Tensorboard:
         self._root = local_root or tempfile.mkdtemp(prefix="tensorboard-")
         self._port = port
         self._by_name = use_display_name
+        self._links: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, start_browser: bool = False) -> str | None:
@@ -71,23 +72,21 @@ class Tensorboard:
             self._process.terminate()
             self._process.wait()
             self._process = None
-        for each in os.listdir(self._root):
-            path = os.path.join(self._root, each)
-            if os.path.islink(path):
-                os.unlink(path)
+        for link in self._links:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+        self._links = []
 
     def _link(self) -> None:
-        """Link the folders of the runs that may hold event files."""
+        """Link the folders of the runs that hold event files, also before they exist."""
         os.makedirs(self._root, exist_ok=True)
         for run in self._runs:
             name = run.display_name if self._by_name and run.display_name else run.id
-            for place in _PLACES:
-                source = run._folder.file(place)
-                suffix = "" if place == _PLACES[0] else f"-{place}"
+            for place, suffix in _PLACES.items():
                 link = os.path.join(self._root, f"{name.replace(os.sep, '_')}{suffix}")
-                if os.path.isdir(source):
-                    with contextlib.suppress(FileExistsError):
-                        os.symlink(source, link)
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(run._folder.file(place), link)
+                    self._links.append(link)
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Return the process, once it accepts connections."""
