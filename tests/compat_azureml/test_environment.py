@@ -129,6 +129,9 @@ def test_registered_environments_have_versions(workspace: Workspace, conda_file:
         with pytest.raises(UserErrorException, match=mentioning(repr(name), "seed")):
             Environment.get(workspace, name, version)
     assert Environment.get(workspace, "azureml-sklearn-1.5").name == "azureml-sklearn-1.5"
+    for wrong in ("", "..", "a/b"):
+        with pytest.raises(UserErrorException, match=mentioning(repr(wrong))):
+            Environment(wrong)
     curated = Environment.get(workspace, "AzureML-pytorch-1.10-ubuntu18.04-py38-cuda11-gpu")
     assert curated.python.conda_dependencies is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,13 @@ def test_tags_properties_and_names(run: Any, experiment: Experiment) -> None:
     assert [each.id for each in experiment.get_runs(properties={"author": "me"})] == [run.id]
 
 
+def test_ranks_set_tags_at_the_same_time(run: Any) -> None:
+    names = [f"rank-{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(run.tag, names))
+    assert sorted(run.get_tags()) == sorted(names)
+
+
 def test_children_are_runs_of_their_parent(run: Any, experiment: Experiment) -> None:
     with run.child_run("first") as child:
         child.log("loss", 1)
@@ -199,6 +207,9 @@ def test_children_are_runs_of_their_parent(run: Any, experiment: Experiment) -> 
     assert child.id in [each.id for each in experiment.get_runs(include_children=True)]
     with pytest.raises(UserErrorException, match=mentioning("count=")):
         run.create_children()
+    for wrong in ("../../out", child.id):
+        with pytest.raises(UserErrorException, match=mentioning(repr(wrong))):
+            run.child_run(run_id=wrong)
 
 
 def test_context_outside_of_a_run_prints(

@@ -6,6 +6,7 @@ This process is the runner: it records the metrics, and the end of the run.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -26,6 +27,7 @@ from farandole.jobs.snapshot.scan import SourceScan
 from farandole.jobs.submission import write_request
 
 OUTPUTS = "outputs"
+_RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 _CLOCKS = 2.0  # seconds by which the clocks of a file system may differ
 
 
@@ -61,7 +63,8 @@ def start(
         run_id: Its id, by default a new uuid.
         parent: The id of its parent.
 
-    Raises SnapshotException if the source is too large, UserErrorException if the id is taken.
+    Raises SnapshotException if the source is too large, UserErrorException for an id
+    that is taken or invalid.
     """
     home = RunsHome()
     spec = RunSpec(
@@ -77,6 +80,11 @@ def start(
         with raised_as(SnapshotException):
             found = snapshot.select(source, home)
     run_id = run_id or str(uuid.uuid4())
+    if not re.fullmatch(_RUN_ID, run_id):
+        raise UserErrorException(
+            f"the run id {run_id!r} must have 1 to 100 letters, digits, '_' or '-', and begin with"
+            " a letter or a digit"
+        )
     if home.find(run_id) is not None:
         raise UserErrorException(f"there is a run {run_id!r} already; choose another id")
     folder = _created(home, spec, run_id, found)

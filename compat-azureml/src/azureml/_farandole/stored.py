@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 
-_FILE, _TAGS = "azureml-changes.json", "tags.json"
+_FILE, _TAGS, _LOCK = "azureml-changes.json", "tags.json", "azureml.lock"
 
 
 class RunChanges:
@@ -22,7 +25,8 @@ class RunChanges:
 
     def set(self, **values: Any) -> None:
         """Change facts."""
-        write_json(self._folder.file(_FILE), {**self._data(), **values})
+        with self._locked():
+            self._write(values)
 
     def tags(self) -> dict[str, str | None]:
         """Return the tags of the submission with later changes; None for a tag without a value."""
@@ -37,26 +41,40 @@ class RunChanges:
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags, which Farandole's commands show too; None for a tag without a value."""
-        changed = read_json(self._folder.file(_TAGS)) or {}
-        texts = {name: "" if value is None else str(value) for name, value in tags.items()}
-        write_json(self._folder.file(_TAGS), {**changed, **texts})
-        bare = {name for name in self.get("bare_tags", []) if name not in tags}
-        bare |= {name for name, value in tags.items() if value is None}
-        removed = [name for name in self.get("removed_tags", []) if name not in tags]
-        self._set_if_new(bare_tags=sorted(bare), removed_tags=removed)
+        with self._locked():
+            changed = read_json(self._folder.file(_TAGS)) or {}
+            texts = {name: "" if value is None else str(value) for name, value in tags.items()}
+            write_json(self._folder.file(_TAGS), {**changed, **texts})
+            bare = {name for name in self.get("bare_tags", []) if name not in tags}
+            bare |= {name for name, value in tags.items() if value is None}
+            removed = [name for name in self.get("removed_tags", []) if name not in tags]
+            self._write({"bare_tags": sorted(bare), "removed_tags": removed})
 
     def remove_tags(self, names: list[str]) -> None:
         """Remove tags."""
-        changed = read_json(self._folder.file(_TAGS)) or {}
-        kept = {name: text for name, text in changed.items() if name not in names}
-        write_json(self._folder.file(_TAGS), kept)
-        given = [name for name in names if name in self._folder.spec().tags]
-        self._set_if_new(removed_tags=sorted({*self.get("removed_tags", []), *given}))
+        with self._locked():
+            changed = read_json(self._folder.file(_TAGS)) or {}
+            kept = {name: text for name, text in changed.items() if name not in names}
+            write_json(self._folder.file(_TAGS), kept)
+            given = [name for name in names if name in self._folder.spec().tags]
+            self._write({"removed_tags": sorted({*self.get("removed_tags", []), *given})})
 
-    def _set_if_new(self, **values: Any) -> None:
-        """Change facts, and write no file if they are as before."""
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one process of this host change the facts: all ranks of a run may set tags."""
+        descriptor = os.open(
+            self._folder.file(_LOCK), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        """Write facts, unless they are as before."""
         if any(value != self.get(name, []) for name, value in values.items()):
-            self.set(**values)
+            write_json(self._folder.file(_FILE), {**self._data(), **values})
 
     def _data(self) -> dict[str, Any]:
         return read_json(self._folder.file(_FILE)) or {}

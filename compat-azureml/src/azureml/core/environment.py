@@ -97,7 +97,7 @@ class Environment:
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         """Raises UserErrorException for an empty name, or one that no file can have."""
-        if not name or "/" in str(name):
+        if not name or "/" in str(name) or str(name).startswith("."):
             raise UserErrorException(f"the environment's name {name!r} must be a file's name")
         self.name = name
         self.version: str | None = None
