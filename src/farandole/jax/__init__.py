@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from farandole.core.api import names
 from farandole.core.api.basics import *  # noqa: F403
 from farandole.core.api.helpers import print as print  # not in *: it would hide Python's print
+from farandole.jax import elastic as elastic
 from farandole.jax.collectives import Compression as Compression
 from farandole.jax.collectives import allgather as allgather
 from farandole.jax.collectives import allreduce as allreduce
@@ -62,6 +63,7 @@ if not TYPE_CHECKING:
             "broadcast_parameters",
             "check_replicas",
             "distributed_gradients",
+            "elastic",
             "gather",
             "grad",
             "init_distributed",

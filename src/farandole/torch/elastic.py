@@ -1,20 +1,19 @@
-"""The state of elastic training with PyTorch: ``hvd.elastic``."""
+"""Elastic training with PyTorch: ``hvd.elastic``."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-
 from farandole.core.api.elastic import run
-from farandole.core.api.objects import broadcast_object
-from farandole.core.api.state import ObjectState
 from farandole.data import ElasticSampler
-from farandole.job import context
-from farandole.torch.optimizer import drop_gradients
-from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.elastic_auto import auto
+from farandole.torch.elastic_state import (
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    TorchState,
+    get_handler_registry,
+    set_handler_registry,
+)
 
 __all__ = [
     "ElasticSampler",
@@ -23,144 +22,8 @@ __all__ = [
     "SamplerStateHandler",
     "StateHandler",
     "TorchState",
+    "auto",
     "get_handler_registry",
     "run",
     "set_handler_registry",
 ]
-
-
-class StateHandler:
-    """Saves, restores and synchronizes one attribute of a ``TorchState``. It handles any object
-    with ``state_dict`` and ``load_state_dict``; a subclass defines how rank 0's state reaches the
-    other ranks.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.save()
-
-    def save(self) -> None:
-        """Keep a copy in memory."""
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        """Return to the last saved state."""
-        self.value.load_state_dict(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
-        """Load rank 0's state and save it. Collective."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
-        self.save()
-
-    def set_value(self, value: Any) -> None:
-        """Handle another object from now on."""
-        self.value = value
-        self.save()
-
-
-class ModelStateHandler(StateHandler):
-    """Handles a ``torch.nn.Module``."""
-
-    def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
-
-
-class OptimizerStateHandler(StateHandler):
-    """Handles a ``torch.optim.Optimizer``, distributed or not."""
-
-    def restore(self) -> None:
-        """Return to the last saved state, at the beginning of a step. Gradients belong to other
-        weights and are dropped.
-        """
-        drop_gradients(self.value)
-        super().restore()
-
-    def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
-
-
-class SamplerStateHandler(StateHandler):
-    """Handles an ``ElasticSampler``: its epoch and its processed samples."""
-
-
-_registry: list[tuple[type, type[StateHandler]]] = [
-    (ElasticSampler, SamplerStateHandler),
-    (torch.optim.Optimizer, OptimizerStateHandler),
-    (torch.nn.Module, ModelStateHandler),
-]
-
-
-def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return the types of attributes and their handlers; the first match is used. Any other object
-    with ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, for example) gets a
-    ``StateHandler``.
-    """
-    return _registry
-
-
-def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the list of handlers, for states that are created from now on."""
-    global _registry
-    _registry = list(registry)
-
-
-class TorchState(ObjectState):
-    """Models, optimizers, samplers and plain values, as attributes.
-
-    ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An
-    attribute with ``state_dict()`` and ``load_state_dict()`` (a module, optimizer, sampler or
-    learning rate scheduler, for example) stays the same object and is handled through these
-    methods; other values are copied. Another object may be assigned later: ``state.model = other``.
-    Nothing is sent before ``sync()``.
-    """
-
-    _handlers: dict[str, StateHandler]
-
-    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-        given = {**kwargs, "model": model, "optimizer": optimizer}
-        found = {
-            name: handler
-            for name, value in given.items()
-            if (handler := _handler_of(value)) is not None
-        }
-        object.__setattr__(self, "_handlers", found)
-        for name, handler in found.items():
-            object.__setattr__(self, name, handler.value)
-        super().__init__(
-            broadcast_object,
-            context.rank,
-            **{name: value for name, value in given.items() if name not in found},
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._handlers:
-            self._handlers[name].set_value(value)
-        super().__setattr__(name, value)
-
-    def save(self) -> None:
-        for handler in self._handlers.values():
-            handler.save()
-        super().save()
-
-    def restore(self) -> None:
-        for handler in self._handlers.values():
-            handler.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
-        super().sync()
-
-
-def _handler_of(value: Any) -> StateHandler | None:
-    found = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
-    # Copying a scheduler would copy its optimizer too, and the copy would set the learning rate of
-    # the optimizer's copy.
-    if found is None and all(
-        callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")
-    ):
-        found = StateHandler
-    return None if found is None else found(value)

@@ -73,12 +73,22 @@ def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") ->
     ``collate_fn``, ``drop_last``, shuffling and all other options stay. Each iteration is another
     epoch.
     """
-    _check(loader)
+    check_loader(loader)
+    sampler = _Epochs(loader.dataset, shuffle=is_shuffled(loader), seed=seed, even=even)
+    return with_sampler(loader, sampler)
+
+
+def is_shuffled(loader: DataLoader[T_co]) -> bool:
+    """Return whether a checked loader has ``shuffle=True``."""
+    batches = loader.batch_sampler
+    assert isinstance(batches, BatchSampler)
+    return isinstance(batches.sampler, RandomSampler)
+
+
+def with_sampler(loader: DataLoader[T_co], sampler: Any) -> DataLoader[T_co]:
+    """Return a loader of the same dataset with the same options and another sampler."""
     batches = loader.batch_sampler  # the program's own, or built from the loader's options
     assert isinstance(batches, BatchSampler)
-    sampler = _Epochs(
-        loader.dataset, shuffle=isinstance(batches.sampler, RandomSampler), seed=seed, even=even
-    )
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     kept |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     if not loader.num_workers:
@@ -112,7 +122,8 @@ class _Epochs(DistributedSampler):
         return super().__iter__()
 
 
-def _check(loader: Any) -> None:
+def check_loader(loader: Any) -> None:
+    """Raise TypeError or ValueError for a loader whose samples cannot be divided among ranks."""
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}. For"

@@ -148,7 +148,10 @@ def follows_loss(error: BaseException) -> bool:
     """Return whether ``error`` is a consequence of the loss of another rank, also if a framework
     has wrapped it in an error of its own.
     """
-    return any(_is_of_a_victim(link) for link in _chain(error))
+    # The text of an error that a compiled function raised.
+    wrapped = f"{HorovodInternalError.__name__}: "
+    chain = _chain(error)
+    return any(_is_of_a_victim(link) or wrapped in _text(link) for link in chain)
 
 
 def tells_of_loss(text: str) -> bool:
