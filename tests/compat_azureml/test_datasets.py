@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azureml._farandole.arguments import translated
 from azureml.core import Dataset, Datastore, Workspace
 from azureml.data import DataPath, FileDataset, OutputFileDatasetConfig
 from azureml.data.dataset_error_handling import DatasetExecutionError, DatasetValidationError
@@ -169,3 +170,17 @@ def test_an_output_is_a_folder_of_a_datastore(workspace: Any) -> None:
     write(Path(output.path) / "1.txt", "1")
     assert config.as_input("data").dataset.to_path() == ["/1.txt"]
     assert OutputFileDatasetConfig()._run_output("e_1_a").path.startswith(RunsHome().path)
+
+
+def test_other_hosts_get_copies_of_local_files(workspace: Any, tmp_path: Path, web: str) -> None:
+    local = Dataset.File.from_files(str(write(tmp_path / "1.txt", "1")))
+    far = Dataset.File.from_files(f"{web}/x/data.zip")
+    given = [local.as_named_input("near").as_mount(), far.as_named_input("far").as_download()]
+    arguments = translated(given, [local.as_named_input("itself")], "e_1_a")
+    assert arguments.words == ["{near}", "{far}"]
+    here = arguments.input_specs()
+    assert (here["near"].source, here["near"].mode) == (str(tmp_path / "1.txt"), "mount")
+    there = arguments.input_specs(elsewhere=True)
+    assert there["near"].source == f"file://{tmp_path}/1.txt"
+    assert there["far"] == here["far"]
+    assert set(there) == {"near", "far"}

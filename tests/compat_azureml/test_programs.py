@@ -113,6 +113,7 @@ def test_a_sweep_in_a_notebook_finds_its_best_run(
     assert mentions(out, "arguments: ['--epochs', '3'] True")
     assert mentions(out, "metrics: ['accuracy', 'size'] True")
     assert mentions(out, "of all: True")
+    assert mentions(out, "input: ['/train.py']")
 
 
 def test_an_output_becomes_a_dataset(offline: None, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from farandole.job.runs.spec import InputSpec
 
-_MODES = {"mount": "mount", "download": "download", "path": "path"}
-
 
 class RunInput(NamedTuple):
     """Data that a run reads.
@@ -58,10 +56,13 @@ class Arguments(NamedTuple):
     inputs: dict[str, RunInput]
     outputs: dict[str, RunOutput]
 
-    def input_specs(self) -> dict[str, InputSpec]:
-        """Return the inputs that Farandole prepares."""
+    def input_specs(self, *, elsewhere: bool = False) -> dict[str, InputSpec]:
+        """Return the inputs that Farandole prepares.
+
+        ``elsewhere``: the ranks are on other hosts, which get copies of this host's files.
+        """
         return {
-            name: InputSpec(name, each.source, _MODES[each.mode])
+            name: InputSpec(name, _copied(each.source) if elsewhere else each.source, each.mode)
             for name, each in self.inputs.items()
             if each.mode != "direct"
         }
@@ -80,6 +81,11 @@ class Arguments(NamedTuple):
         if self.outputs:
             found["AZUREML_DATASET_FILE_OUTPUTS"] = ";".join(self.outputs)
         return found
+
+
+def _copied(source: str) -> str:
+    """Return a source that is fetched, and so is copied to other hosts, for a path."""
+    return source if "://" in source else f"file://{source}"
 
 
 def translated(given: Iterable[Any], further: Iterable[Any], run_id: str) -> Arguments:

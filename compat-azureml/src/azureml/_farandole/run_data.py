@@ -19,6 +19,7 @@ from azureml._farandole.files import RunFiles
 from azureml._farandole.run_logging import RunLogging
 from azureml.exceptions import SnapshotException, UserErrorException
 from farandole.job.runs.folder import RunFolder, read_json
+from farandole.job.runs.home import RunsHome
 from farandole.job.tracking import files
 from farandole.jobs import follow
 
@@ -252,11 +253,21 @@ class RunData(RunLogging):
     @property
     def input_datasets(self) -> dict[str, Any]:
         """The inputs by name: paths within the run, datasets elsewhere."""
-        facts = read_json(self._folder.file(FILE)) or {}
+        facts = self._data_facts()
         return {
             name: self._input(name, dataset, facts["modes"][name])
             for name, dataset in facts.get("inputs", {}).items()
+            if name in os.environ or "id" in dataset
         }
+
+    def _data_facts(self) -> dict[str, Any]:
+        """Return the facts of the submission; a run of a sweep has the facts of the sweep."""
+        found = read_json(self._folder.file(FILE))
+        parent = self._folder.spec().parent
+        if found is None and parent:
+            sweep = RunsHome().find(parent)
+            found = read_json(sweep.file(FILE)) if sweep is not None else None
+        return found or {}
 
     def _input(self, name: str, dataset: Mapping[str, Any], mode: str) -> Any:
         if mode != "direct" and name in os.environ:
@@ -268,5 +279,5 @@ class RunData(RunLogging):
     @property
     def output_datasets(self) -> dict[str, str]:
         """The paths of the output folders by name."""
-        found: dict[str, str] = (read_json(self._folder.file(FILE)) or {}).get("outputs", {})
+        found: dict[str, str] = self._data_facts().get("outputs", {})
         return found

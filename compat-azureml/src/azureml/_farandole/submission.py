@@ -106,7 +106,7 @@ def request_of(
         tf_workers=layout.tf_workers,
         target=run_config.target,
         environment=environment,
-        inputs=arguments.input_specs(),
+        inputs=arguments.input_specs(elsewhere=_kind(run_config.target) == "ssh"),
         variables={
             **run_config.environment.environment_variables,
             **run_config.environment_variables,
@@ -177,10 +177,14 @@ def _check_target(name: str) -> None:
 
 
 def _report_few_cores(layout: Layout, target: str) -> None:
-    from farandole.jobs.targets import target_spec
-
-    if layout.ranks > cores() and target_spec(RunsHome(), target).kind == "local":
+    if layout.ranks > cores() and _kind(target) == "local":
         notice(
             f"{layout.ranks} ranks share the {cores()} cores of this host: no other run shares it,"
             " and the run is slower than on as many machines"
         )
+
+
+def _kind(target: str) -> str:
+    from farandole.jobs.targets import target_spec
+
+    return target_spec(RunsHome(), target).kind

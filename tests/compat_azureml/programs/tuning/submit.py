@@ -2,7 +2,7 @@
 
 import json
 
-from azureml.core import Experiment, ScriptRunConfig, Workspace
+from azureml.core import Dataset, Experiment, ScriptRunConfig, Workspace
 from azureml.train.hyperdrive import (
     BanditPolicy,
     HyperDriveConfig,
@@ -15,11 +15,12 @@ from azureml.widgets import RunDetails
 
 ws = Workspace.from_config()
 experiment = Experiment(ws, "tuning")
+rows = Dataset.File.from_files("source/train.py").as_named_input("rows").as_mount()
 param_sampling = RandomParameterSampling(
     {"--lr": loguniform(-6, -1), "--batch-size": choice(32, 64)}
 )
 config = HyperDriveConfig(
-    run_config=ScriptRunConfig("./source", "train.py", arguments=["--epochs", 3]),
+    run_config=ScriptRunConfig("./source", "train.py", arguments=["--epochs", 3, "--data", rows]),
     hyperparameter_sampling=param_sampling,
     policy=BanditPolicy(slack_factor=0.1, evaluation_interval=1, delay_evaluation=5),
     primary_metric_name="accuracy",
@@ -40,6 +41,7 @@ print("sorted:", ordered == sorted(ordered, key=lambda each: -each["best_primary
 print("best is first:", best.id == ordered[0]["run_id"])
 values = json.loads(run.get_hyperparameters()[best.id])
 arguments = best.get_details()["runDefinition"]["arguments"]
+print("input:", best.input_datasets["rows"].to_path())
 print("arguments:", arguments[:2], float(arguments[arguments.index("--lr") + 1]) == values["--lr"])
 metrics = best.get_metrics()
 print("metrics:", sorted(metrics), max(metrics["accuracy"]) == ordered[0]["best_primary_metric"])
