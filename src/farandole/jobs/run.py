@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farandole.errors import RunError, RunFailedError
 from farandole.job.plugins import registry
@@ -16,6 +16,9 @@ from farandole.job.runs.states import RunState
 from farandole.jobs import details, follow, outputs
 from farandole.jobs.references import find_run, listed, reindex
 from farandole.jobs.supervisor.wake import ensure_running
+
+if TYPE_CHECKING:
+    from farandole.jobs.comparison import Comparison
 
 
 class Run:
@@ -167,6 +170,23 @@ class Run:
     def details(self) -> dict[str, Any]:
         """Return all facts about the run as plain data."""
         return {**details.details(self._folder), "tags": self.tags}
+
+    def compare(
+        self, *others: Run, metric: str | None = None, goal: str | None = None
+    ) -> Comparison:
+        """Compare this run with others: time, samples, time to an equal validation value, source,
+        and the reasons why the comparison would be unfair. The result prints as a table.
+
+        Arguments:
+            others: The other runs.
+            metric: The metric for the time to an equal value; by default a validation metric.
+            goal: ``maximize`` or ``minimize``; by default derived from the metric's name.
+
+        Raises SettingsError for a metric that a run does not have, or another ``goal``.
+        """
+        from farandole.jobs.comparison import compare
+
+        return compare([each._folder for each in (self, *others)], metric=metric, goal=goal)
 
     def children(self) -> list[Run]:
         """Return the runs that this run has submitted, oldest first."""

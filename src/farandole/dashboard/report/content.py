@@ -27,9 +27,9 @@ from farandole.dashboard.server.series import decimate, within
 from farandole.errors import counted
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs import metrics
-from farandole.jobs.commands.compare import measure_rows
 from farandole.jobs.comparison import compare
 from farandole.jobs.comparison.fairness import label
+from farandole.jobs.comparison.text import measure_rows
 from farandole.jobs.details import details, readable_duration, readable_size, readable_time
 from farandole.jobs.follow import log_path
 from farandole.jobs.metrics.columns import RankColumns

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, say
 from farandole.errors import SettingsError
 from farandole.job.runs.home import RunsHome
-from farandole.jobs.commands.output import columns, print_json
-from farandole.jobs.comparison import Comparison, compare
+from farandole.jobs.commands.output import print_json
+from farandole.jobs.comparison import compare
 from farandole.jobs.comparison.equal_value import MAXIMIZE, MINIMIZE
-from farandole.jobs.details import readable_duration, readable_size
+from farandole.jobs.comparison.text import described
 from farandole.jobs.references import find_run
-
-_WIDEST = 60
-_WIDTH = 100  # of a line of text
-_DIFF_LINES = 40  # of each file
 
 
 def parser() -> Parser:
@@ -45,82 +40,4 @@ def main(arguments: Sequence[str]) -> int:
     found = compare(folders, metric=options.metric, goal=options.goal)
     if options.json:
         return print_json(found.to_json(curves=False))
-    return say("\n\n".join(part for part in _parts(found, diff=options.diff) if part))
-
-
-def _parts(found: Comparison, *, diff: bool) -> list[str]:
-    names = [each.run_id for each in found.measures]
-    table: list[list[str]] = [["", *names], *measure_rows(found)]
-    known = {row[0] for row in table}
-    table += [
-        [name, *map(_cell, values)]
-        for name, values in found.differences.items()
-        if name not in known and name not in ("seconds", "rank-hours")
-    ]
-    table += [
-        [f"package {name}", *map(_cell, values)]
-        for name, values in found.environment.items()
-        if f"versions.{name}" not in found.differences
-    ]
-    table += [[f"source {each['path']}", *map(_cell, each["runs"])] for each in found.source]
-    same = f"{' and '.join(names)} do not differ" if len(table) == 1 else columns(table)
-    return [same, _unfair(found), _diffs(found) if diff else ""]
-
-
-def measure_rows(found: Comparison) -> list[list[str]]:
-    """Return the rows of the measures that at least one run has: the name, then the values."""
-    runs = found.measures
-    rows = [
-        ["duration", *(readable_duration(each.seconds) for each in runs)],
-        ["rank-hours", *(_number(each.rank_hours, ".4f") for each in runs)],
-        ["samples", *(_number(each.samples, ",.0f") for each in runs)],
-        ["samples per model", *(_number(each.samples_per_model, ",.0f") for each in runs)],
-        ["epochs", *(_number(each.epochs, "g") for each in runs)],
-        ["steps", *(_number(each.steps, ",.0f") for each in runs)],
-        ["samples per step and rank", *(_number(each.batch, "g") for each in runs)],
-        ["learning rate", *(_number(each.learning_rate, "g") for each in runs)],
-        [
-            "exchanged by rank 0",
-            *(
-                "" if each.exchange_bytes is None else readable_size(int(each.exchange_bytes))
-                for each in runs
-            ),
-        ],
-    ]
-    equal = found.equal
-    if equal is not None:
-        to = f"{equal.metric} {'>=' if equal.goal == MAXIMIZE else '<='} {equal.value:.4g}"
-        rows += [
-            [f"time to {to}", *(readable_duration(each) for each in equal.seconds)],
-            [f"step at {to}", *(str(each) for each in equal.steps)],
-            [f"samples to {to}", *(_number(each, ",.0f") for each in equal.samples)],
-        ]
-    return [row for row in rows if any(row[1:])]
-
-
-def _unfair(found: Comparison) -> str:
-    """Return the reasons against the comparison as paragraphs."""
-    if not found.unfair:
-        return ""
-    paragraphs = [
-        textwrap.fill(f"- {each.seen} {each.why} {each.cure}", _WIDTH, subsequent_indent="  ")
-        for each in found.unfair
-    ]
-    return "\n".join(["These runs are not comparable:", *paragraphs])
-
-
-def _diffs(found: Comparison) -> str:
-    lines: list[str] = []
-    for each in found.source:
-        shown = each["diff"][:_DIFF_LINES]
-        lines += [*shown, *(["..."] if each["truncated"] or len(shown) < len(each["diff"]) else [])]
-    return "\n".join(lines)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else str(value).split("\n")[0]
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+    return say(described(found, diff=options.diff))

@@ -21,9 +21,10 @@ from farandole.jobs.comparison.equal_value import (
 from farandole.jobs.comparison.fairness import Unfairness, fairness
 from farandole.jobs.comparison.measures import RunMeasures, measures
 from farandole.jobs.comparison.sources import environment_differences, source_differences
+from farandole.jobs.comparison.text import described
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The comparison of runs; lists have an entry per run, in the order of the request.
 
@@ -42,6 +43,10 @@ class Comparison:
     curves: dict[str, list[RunCurve]]
     equal: EqualValue | None
     unfair: tuple[Unfairness, ...]
+
+    def __repr__(self) -> str:
+        """Return the comparison as a table, with the reasons why the runs are not comparable."""
+        return described(self)
 
     def to_json(self, *, curves: bool = True) -> dict[str, Any]:
         """Return the comparison as JSON data. ``curves=False`` leaves the curves out."""
