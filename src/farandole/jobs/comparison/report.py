@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from farandole.errors import SettingsError, did_you_mean
 from farandole.job.runs.folder import RunFolder
@@ -18,53 +16,19 @@ from farandole.jobs.comparison.equal_value import (
     equal_value,
     goal_of,
 )
-from farandole.jobs.comparison.fairness import Unfairness, fairness
+from farandole.jobs.comparison.fairness import fairness
 from farandole.jobs.comparison.measures import RunMeasures, measures
+from farandole.jobs.comparison.result import ComparedRuns
 from farandole.jobs.comparison.sources import environment_differences, source_differences
 from farandole.jobs.comparison.text import described
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """The comparison of runs; lists have an entry per run, in the order of the request.
-
-    - ``measures``: The measures of each run.
-    - ``differences``: The differing facts by name.
-    - ``environment``, ``source``: See ``sources``.
-    - ``curves``: The metrics that all runs have, by name.
-    - ``equal``: The cost of an equal value of one metric; None without a common metric.
-    - ``unfair``: Why the runs are not comparable; empty if no reason is known.
-    """
-
-    measures: tuple[RunMeasures, ...]
-    differences: dict[str, list[Any]]
-    environment: dict[str, list[str | None]]
-    source: list[dict[str, Any]]
-    curves: dict[str, list[RunCurve]]
-    equal: EqualValue | None
-    unfair: tuple[Unfairness, ...]
+class Comparison(ComparedRuns):
+    """The comparison of runs, which prints as a table with the reasons against it."""
 
     def __repr__(self) -> str:
         """Return the comparison as a table, with the reasons why the runs are not comparable."""
         return described(self)
-
-    def to_json(self, *, curves: bool = True) -> dict[str, Any]:
-        """Return the comparison as JSON data. ``curves=False`` leaves the curves out."""
-        found: dict[str, Any] = {
-            "runs": [each.run_id for each in self.measures],
-            "measures": [each.to_json() for each in self.measures],
-            "unfair": [each.to_json() for each in self.unfair],
-            "equal_value": None if self.equal is None else self.equal.to_json(),
-            "differences": self.differences,
-            "environment": self.environment,
-            "source": self.source,
-            "metrics": list(self.curves),
-        }
-        if curves:
-            found["curves"] = {
-                name: [each.to_json() for each in row] for name, row in self.curves.items()
-            }
-        return found
 
 
 def compare(

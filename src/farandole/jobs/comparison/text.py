@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from farandole.jobs.commands.output import columns
 from farandole.jobs.comparison.equal_value import MAXIMIZE
+from farandole.jobs.comparison.result import ComparedRuns
 from farandole.jobs.details import readable_duration, readable_size
-
-if TYPE_CHECKING:
-    from farandole.jobs.comparison.report import Comparison
 
 _WIDEST = 60
 _WIDTH = 100  # of a line of text
 _DIFF_LINES = 40  # of each file
 
 
-def described(found: Comparison, *, diff: bool = False) -> str:
+def described(found: ComparedRuns, *, diff: bool = False) -> str:
     """Return a comparison as text: a table, and the reasons why the runs are not comparable.
 
     ``diff``: add the changes of source files.
@@ -41,7 +38,7 @@ def described(found: Comparison, *, diff: bool = False) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def measure_rows(found: Comparison) -> list[list[str]]:
+def measure_rows(found: ComparedRuns) -> list[list[str]]:
     """Return the rows of the measures that at least one run has: the name, then the values."""
     runs = found.measures
     rows = [
@@ -72,7 +69,7 @@ def measure_rows(found: Comparison) -> list[list[str]]:
     return [row for row in rows if any(row[1:])]
 
 
-def _unfair(found: Comparison) -> str:
+def _unfair(found: ComparedRuns) -> str:
     """Return the reasons against the comparison as paragraphs."""
     if not found.unfair:
         return ""
@@ -83,7 +80,7 @@ def _unfair(found: Comparison) -> str:
     return "\n".join(["These runs are not comparable:", *paragraphs])
 
 
-def _diffs(found: Comparison) -> str:
+def _diffs(found: ComparedRuns) -> str:
     lines: list[str] = []
     for each in found.source:
         shown = each["diff"][:_DIFF_LINES]
