@@ -57,6 +57,7 @@ TASKS = [
     "jobs.md",
     "environments.md",
     "tracking.md",
+    "dashboard.md",
     "launching.md",
     "torch.md",
     "tensorflow.md",

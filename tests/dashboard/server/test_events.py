@@ -71,7 +71,7 @@ def test_the_stream_has_changed_rows_and_the_open_run(home: RunsHome) -> None:
 
     async def collect() -> list[bytes]:
         found = []
-        async for each in events(rows, 0, run):
+        async for each in events(rows, 0, run, lambda: False):
             found.append(each)
             if each.startswith(b"event: points"):
                 return found
@@ -96,7 +96,7 @@ def test_a_silent_stream_shows_that_it_lives(home: RunsHome, monkeypatch: Any) -
     rows = RunRows(home)
 
     async def second() -> bytes:
-        stream = events(rows, rows.version, None)
+        stream = events(rows, rows.version, None, lambda: False)
         await anext(stream)
         return await anext(stream)
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -73,8 +73,9 @@ _SANDBOX = "sandbox; default-src 'none'; img-src 'self'"
 class Dashboard:
     """The server's data, and one method per route."""
 
-    def __init__(self, home: RunsHome, access: Access) -> None:
+    def __init__(self, home: RunsHome, access: Access, is_over: Callable[[], bool]) -> None:
         self._home = home
+        self._is_over = is_over
         self._access = access
         self.rows = RunRows(home)
 
@@ -167,7 +168,9 @@ class Dashboard:
         run_id = request.query_params.get("run")
         folder = self._found(run_id) if run_id else None
         since = _number(request, "since", self.rows.version)
-        return StreamingResponse(events(self.rows, since, folder), media_type="text/event-stream")
+        return StreamingResponse(
+            events(self.rows, since, folder, self._is_over), media_type="text/event-stream"
+        )
 
     # --- parts of requests
 
@@ -191,9 +194,14 @@ class Dashboard:
             return open(os.devnull, "rb")
 
 
-def make_app(home: RunsHome, access: Access) -> Starlette:
-    """Return the application that serves the page and its data."""
-    data = Dashboard(home, access)
+def make_app(
+    home: RunsHome, access: Access, is_over: Callable[[], bool] = lambda: False
+) -> Starlette:
+    """Return the application that serves the page and its data.
+
+    ``is_over``: whether the server is ending, so that event streams have to end too.
+    """
+    data = Dashboard(home, access, is_over)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -27,8 +27,10 @@ def event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-async def events(rows: RunRows, version: int, folder: RunFolder | None) -> AsyncIterator[bytes]:
-    """Yield events as long as the page listens.
+async def events(
+    rows: RunRows, version: int, folder: RunFolder | None, is_over: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """Yield events as long as the page listens, until ``is_over``.
 
     - ``runs``: The same object as ``GET /api/runs?since=``, when rows have changed.
     - ``run``: ``{"state", "cause", "stopping"}`` of the open run, when its events or its
@@ -40,7 +42,7 @@ async def events(rows: RunRows, version: int, folder: RunFolder | None) -> Async
     watch = RunWatch(folder) if folder else None
     yield b"retry: 1000\n\n"
     quiet = 0.0
-    while True:
+    while not is_over():
         found = []
         if rows.version != version:
             found.append(event("runs", await run_in_threadpool(rows.since, version)))

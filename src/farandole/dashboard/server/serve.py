@@ -47,7 +47,7 @@ def serve(
     home: RunsHome, listener: socket.socket, access: Access, ready: Callable[[], Any]
 ) -> None:
     """Serve the page until SIGINT or SIGTERM. ``ready`` is called when requests are answered."""
-    app = make_app(home, access)
+    app = make_app(home, access, lambda: server.should_exit)
     config = uvicorn.Config(
         app,
         log_level="warning",

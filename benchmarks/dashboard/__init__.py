@@ -1,0 +1,1 @@
+"""The server of the page under load: ``python -m benchmarks.dashboard``."""
