@@ -42,6 +42,7 @@ def test_build_stops_beside_the_other_distribution(installed: Path) -> None:
     assert python("-c", program, installed).returncode == 0
 
 
+@pytest.mark.slow
 def test_distribution_can_be_built_and_installed(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling is not installed")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]

@@ -395,3 +395,31 @@ def test_runs_of_farandole_run_end_with_their_program(home: RunsHome, tmp_path: 
     assert [(each.name, each.get_metrics()) for each in run.get_children()] == [
         ("fold", {"loss": 2.0})
     ]
+
+
+def test_rank_on_a_host_without_the_runs_files_records(tmp_path: Path) -> None:
+    """On ssh hosts without a shared file system, a run's folder has only working directories."""
+    program = (
+        "from azureml.core import Run\n"
+        "run = Run.get_context()\n"
+        "run.log('loss', 0.5)\n"
+        "run.tag('seen')\n"
+        "run.upload_file('outputs/a.txt', 'a.txt')\n"
+        "print(run.id, run.experiment.name, run.experiment.workspace.name)\n"
+    )
+    folder = tmp_path / "e_1_ab"
+    folder.mkdir()
+    (tmp_path / "a.txt").touch()
+    done = python(
+        *("-c", program),
+        cwd=tmp_path,
+        FARANDOLE_HOME=str(tmp_path / "home"),
+        FARANDOLE_RUN_DIR=str(folder),
+        AZUREML_ARM_SUBSCRIPTION="s",
+        AZUREML_ARM_RESOURCEGROUP="g",
+        AZUREML_ARM_WORKSPACE_NAME="there",
+        AZUREML_ARM_PROJECT_NAME="detector",
+    )
+    assert done.stdout == "e_1_ab detector there\n", done.stderr
+    assert '"loss":0.5' in (folder / "metrics" / "rank-0.jsonl").read_text().replace(" ", "")
+    assert (folder / "outputs" / "a.txt").exists()
