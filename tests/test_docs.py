@@ -59,6 +59,7 @@ TASKS = [
     "tracking.md",
     "dashboard.md",
     "launching.md",
+    "elastic.md",
     "torch.md",
     "tensorflow.md",
     "keras.md",
