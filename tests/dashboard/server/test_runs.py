@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
+from farandole.dashboard.server import rows as module
 from farandole.dashboard.server.rows import RunRows
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.journal import JournalWriter
@@ -95,7 +97,10 @@ def _newer(rows: RunRows, version: int) -> Any:
     return answer if answer["version"] > version and (answer["rows"] or answer["removed"]) else None
 
 
-def test_metrics_and_tags_of_a_row_follow_the_run(home: RunsHome) -> None:
+def test_metrics_and_tags_of_a_row_follow_the_run(
+    home: RunsHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RELOAD", 0.0)
     run = written_run(home, state=RunState.RUNNING, metrics={"loss": [3.0]})
     rows = RunRows(home).start()
     try:
@@ -104,6 +109,10 @@ def test_metrics_and_tags_of_a_row_follow_the_run(home: RunsHome) -> None:
         until(lambda: _row(rows)["metrics"] == {"loss": 2.0})
         Run(run, home).tag("best", "yes")
         until(lambda: _row(rows)["tags"] == {"best": "yes"})
+        run.finish(RunState.CANCELED)
+        until(lambda: _row(rows)["state"] == "canceled")
+        Run(run, home).tag("late", "yes")
+        until(lambda: _row(rows)["tags"] == {"best": "yes", "late": "yes"})
     finally:
         rows.close()
 

@@ -27,7 +27,8 @@ Answers are JSON unless noted; errors are ``{"error": text}`` with a status of 4
     GET  /api/run/ID/file?path=P         a preview; with &raw=1 the file: an image to show,
                                 everything else to save
     GET  /api/run/ID/timeline   {"files": [path], "events": [...], "complete"}    (timeline.py)
-    GET  /api/compare?runs=A,B  the comparison of two or more runs
+    GET  /api/compare?runs=A,B  the comparison of two or more runs (jobs/comparison); &metric=N and
+                                &goal=maximize choose the metric of the equal value
     POST /api/run/ID/stop       {"state"}
     POST /api/run/ID/rerun      {"run_id"} of the new run
     GET  /api/events?run=ID&since=V      server-sent events                          (events.py)
@@ -44,6 +45,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
+from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -66,6 +68,7 @@ from farandole.jobs.supervisor.wake import ensure_running, reap
 STATIC = os.path.join(os.path.dirname(os.path.dirname(__file__)), "static")
 _RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _CHUNK = 1 << 18
+_THREADS = 8  # each keeps memory of its own
 # A file that is shown by itself can execute nothing and load nothing.
 _SANDBOX = "sandbox; default-src 'none'; img-src 'self'"
 
@@ -148,7 +151,8 @@ class Dashboard:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
         if len(names) < 2:
             raise HTTPException(400, "give two or more runs: /api/compare?runs=A,B")
-        found = compare([self._found(name) for name in names])
+        metric, goal = request.query_params.get("metric"), request.query_params.get("goal")
+        found = compare([self._found(name) for name in names], metric=metric, goal=goal)
         return JSONResponse(_plain(found.to_json(curves=False)))
 
     def stop(self, request: Request) -> Response:
@@ -206,6 +210,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         data.rows.start()
+        current_default_thread_limiter().total_tokens = _THREADS
         try:
             yield
         finally:

@@ -95,7 +95,7 @@ class RunWatch:
         folder = self._folder
         names = ("events.jsonl", "end.json", "requests/cancel", "ranks.jsonl")
         key = [_stamp(folder.file(name)) for name in names]
-        if key == self._state:
+        if key == self._state or not folder.exists():
             return None
         self._state = key
         end = folder.end()

@@ -39,6 +39,7 @@ COLUMNS = (
     "metrics",
 )
 LOOK = 0.4  # seconds between two checks of the folders
+RELOAD = 5.0  # least seconds between two reads of all rows that another process has changed
 _FIRST_WAIT = 1.0  # seconds for which the first answer waits for new runs
 _TAIL = 1 << 14  # bytes at the end of a journal that are read for the last values
 _MOST_METRICS = 50  # last values in a row
@@ -58,6 +59,8 @@ class RunRows:
         self._rows: dict[str, tuple[int, bytes]] = {}  # in the order of their versions
         self._removed: dict[str, int] = {}
         self._signature: Any = None
+        self._index_version = -1
+        self._reloaded = 0.0
         self._indexed: dict[str, IndexedRun] = {}  # runs that have not ended
         self._files: dict[str, Any] = {}  # sizes of their files at the last check
         self._without_metrics: list[IndexedRun] = []
@@ -117,6 +120,10 @@ class RunRows:
         signature = self._folders()
         if signature != self._signature:
             index.refresh()
+        is_late = time.monotonic() - self._reloaded >= RELOAD
+        if signature != self._signature or (is_late and index.version() != self._index_version):
+            self._index_version = index.version()
+            self._reloaded = time.monotonic()
             self._publish(list(index.runs()), every=True)
             self._signature = signature
         changed = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
@@ -51,8 +52,12 @@ class Access:
         self.token = token or secrets.token_urlsafe(24)
         self.post_token = hmac.new(self.token.encode(), b"post", hashlib.sha256).hexdigest()
         self.cookie = f"farandole-{port}"  # browsers share cookies between the ports of a host
-        names = ["127.0.0.1", "localhost", "[::1]", *hosts]
-        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+        self._hosts = {"127.0.0.1", "localhost", "[::1]", *(name.lower() for name in hosts)}
+
+    def serves(self, host: str) -> bool:
+        """Return whether a ``Host`` header names this server, with any port, as ssh forwards it."""
+        name = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:\[\]]+)(:\d+)?", host.lower())
+        return name is not None and name[1] in self._hosts
 
     def knows(self, headers: Headers) -> bool:
         """Return whether a request has the token, as a cookie or as a bearer token."""
@@ -106,7 +111,7 @@ class AccessGuard:
         """Return the answer to a request that may not pass; None if it may."""
         headers, access = Headers(scope=scope), self._access
         host = headers.get("host", "")
-        if host.lower() not in access.hosts:
+        if not access.serves(host):
             return JSONResponse(
                 {"error": f"this server is not {host!r}; open the address that it has printed"}, 421
             )

@@ -135,6 +135,10 @@ class Index:
             state = _STATES[row[4]]
             yield IndexedRun._make((*row[:4], state, *row[5:_TAGS], tags, *row[_TAGS + 1 :]))
 
+    def version(self) -> int:
+        """Return a number that differs after another process or connection has changed a row."""
+        return int(self._database.execute("pragma data_version").fetchone()[0])
+
     def close(self) -> None:
         self._database.close()
 
