@@ -15,6 +15,7 @@ from azureml.core.run import _OfflineRun
 from azureml.exceptions import RunEnvironmentException, SnapshotException, UserErrorException
 
 from farandole.job.runs.home import RunsHome
+from tests.compat_azureml.tools import python
 from tests.kits.messages import mentioning
 
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -67,6 +68,27 @@ def test_failure_and_cancellation(experiment: Experiment) -> None:
     named = experiment.start_logging(snapshot_directory=None)
     named.fail(error_details="no data", error_code="E7")
     assert named.get_details()["error"]["error"]["message"] == "E7: no data"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "cause"),
+    [("pass", "Completed", None), ("raise ValueError('no data')", "Failed", "ValueError: no data")],
+)
+def test_end_of_the_process_ends_its_run(
+    experiment: Experiment, tmp_path: Path, end: str, status: str, cause: str | None
+) -> None:
+    program = (
+        "import os, sys\nfrom azureml.core import Experiment, Workspace\n"
+        "run = Experiment(Workspace(), 'interactive').start_logging(snapshot_directory=None)\n"
+        "print(run.id, flush=True)\n"
+        "if not os.fork():\n    sys.exit()\n"
+        "os.wait()\nprint(run.get_status(), flush=True)\n"
+    )
+    done = python("-c", program + end, cwd=tmp_path)
+    run_id, while_running = done.stdout.split()
+    run = Run.get(experiment.workspace, run_id)
+    assert (while_running, run.get_status()) == ("Running", status)
+    assert run.get_details().get("error", {}).get("error", {}).get("message") == cause
 
 
 def test_large_source_is_refused(experiment: Experiment, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ This process is the runner: it records the metrics, and the end of the run.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -15,6 +18,7 @@ import uuid
 from azureml._farandole.definition import FILE, INTERACTIVE
 from azureml._farandole.errors import raised_as
 from azureml.exceptions import SnapshotException, UserErrorException
+from farandole.errors import RunError
 from farandole.job.runs.folder import RunFolder, make_private, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources, RunSpec
@@ -35,6 +39,8 @@ class _Active:
     """A run of this process."""
 
     def __init__(self, folder: RunFolder, watched: str) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
         self.watched = watched
         self.began = time.time()
         self.heartbeat = Heartbeat(folder)
@@ -142,6 +148,18 @@ def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
         code = 0 if state is RunState.COMPLETED else 1
         attempts.conclude(folder, 1, state, cause=cause, domain=WORKLOAD, exit_code=code)
     spool.remove(RunsHome(), folder)
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the runs that this process has not ended: as failed after an exception."""
+    error = getattr(sys, "last_value", None)
+    for active in list(_active.values()):
+        if active.pid == os.getpid():  # and not a fork of the process
+            state = RunState.COMPLETED if error is None else RunState.FAILED
+            cause = "" if error is None else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(OSError, RunError):
+                end(active.folder, state, cause)
 
 
 def _keep_outputs(folder: RunFolder, active: _Active) -> None:
