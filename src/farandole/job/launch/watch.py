@@ -187,9 +187,13 @@ class Watch:
         if rank < self._job.np:
             self._supervisor.silent(rank, time.monotonic())
 
+    def _has_places(self) -> bool:
+        """Return whether ranks may be running."""
+        return self._allocation is not None
+
     def _pass_signals_on(self) -> None:
         # otherwise no rank may be running yet
-        while self._signals.for_ranks and self._allocation is not None:
+        while self._signals.for_ranks and self._has_places():
             number = self._signals.for_ranks.popleft()
             running = [
                 worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+import farandole.numpy as hvd
 from farandole.errors import JobFailedError
+from farandole.job import context
 from farandole.job.elastic.options import ElasticOptions
+from farandole.job.launch.elastic.watch import ElasticWatch
+from farandole.job.launch.watch import Interrupted
+from farandole.job.report import keys
 from tests.job.launch.elastic.training import STEPS, Done, Fault, run_job, train
 from tests.kits.messages import mentioning
 
@@ -80,6 +88,36 @@ def test_a_failed_host_is_left_out(tmp_path: Path) -> None:
     results, _ = run_job(train, (str(tmp_path), [Fault(1, 4)]), options, hosts)
     check_complete(results, tmp_path)
     assert [done.process for done in results] == [2, 3]
+
+
+def wait_forever() -> None:
+    hvd.init()
+    context.store().set("test/ready", b"")  # type: ignore[union-attr]
+    time.sleep(1000.0)
+
+
+def want_servers() -> None:
+    hvd.init()
+    context.store().set(keys.SERVERS_WANTED, b"")  # type: ignore[union-attr]
+    time.sleep(1000.0)
+
+
+def test_a_signal_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def see(watch: ElasticWatch, key: str, value: bytes) -> None:
+        if key == "test/ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+        on_set(watch, key, value)
+
+    on_set = ElasticWatch._on_set
+    monkeypatch.setattr(ElasticWatch, "_on_set", see)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run_job(wait_forever, (), ElasticOptions(np=2, min_np=1), {"localhost": 2})
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_parameter_servers_are_refused() -> None:
+    with pytest.raises(JobFailedError, match=mentioning("--min-np", "--strategy")):
+        run_job(want_servers, (), ElasticOptions(np=2, min_np=1), {"localhost": 2})
 
 
 class TestFailures:

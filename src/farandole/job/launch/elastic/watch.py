@@ -165,6 +165,15 @@ class ElasticWatch(Watch):
         if not self._job.display.quiet:
             self._job.display.note(text)
 
+    def _has_places(self) -> bool:
+        return bool(self._workers)
+
+    def _start_servers(self) -> None:
+        raise JobFailedError(
+            "parameter servers cannot serve an elastic job: their strategies (ps, ssp, ...) need"
+            " a job of a fixed size. Leave out --min-np, or use another --strategy"
+        )
+
     # ---- carrying out ----
 
     def _carry_out(self, decision: Decision) -> None:
