@@ -167,6 +167,7 @@ class TestLosses:
         made = Job(options, {"a": 2, "b": 2})
         made.step()
         for delay in (10.0, 20.0, 40.0):
+            made.commits = dict.fromkeys(range(20), int(delay))
             failed = next(each.process for each in made.membership.members if each.host == "a")
             made.end(failed)
             made.step()

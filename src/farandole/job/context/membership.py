@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.job.elastic.membership import Membership
 
+NOTICE_SECONDS = 0.05  # between two questions for changes of hosts, so that short steps stay short
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
 _AGREEMENT = "elastic.agreement"
 
@@ -61,13 +63,15 @@ class _Standing:
     """The state of this process in its job.
 
     ``number`` is the last membership that it has tried to join (0: none); ``commits`` counts the
-    commits of its state; ``expected`` is the placement before it has joined.
+    commits of its state; ``expected`` is the placement before it has joined;
+    ``asked`` is the time of its last question for changes.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.commits = 0
         self.expected: Placement | None = None
+        self.asked = 0.0
         self.names = ObjectNames()
 
 
@@ -162,11 +166,13 @@ def join() -> bool:
 
 def notice() -> tuple[float, int] | None:
     """Return the time and the kind of a change of hosts (a ``HostUpdateResult``) for which the
-    ranks have to leave their membership at the next commit; None if there is none.
+    ranks have to leave their membership at the next commit; None if there is none, or if the driver
+    was asked less than ``NOTICE_SECONDS`` ago.
     """
-    client = session.store()
-    if client is None or not session.takes_part():
+    client, now = session.store(), time.monotonic()
+    if client is None or not session.takes_part() or now < _standing.asked + NOTICE_SECONDS:
         return None
+    _standing.asked = now
     data = client.try_get(keys.notice(session.placement().generation))
     if data is None:
         return None

@@ -41,8 +41,8 @@ from farandole.job.elastic.options import ElasticOptions
 
 # Seconds for which processes that are ready to join wait for others that were started with them.
 TOGETHER = 10.0
-# Broken memberships in a row without a commit in between, after which the program is at fault.
-FRUITLESS = 10
+# Broken memberships without a commit in between, after which the program is at fault.
+FRUITLESS = 5
 
 
 class _Ready(NamedTuple):
@@ -284,12 +284,15 @@ class Coordinator:
             return self._await_more(len(stayers) + len(joiners), now)
         commits = {each.process: self._ready[each.process].commits for each in stayers}
         most = max(commits.values())
-        self._fruitless = self._fruitless + 1 if self._broken and most == self._commits else 0
+        if most > self._commits:
+            self._fruitless = 0
+        elif not self._notified:
+            self._fruitless += 1
         self._commits = most
         if self._fruitless >= FRUITLESS:
             return [
                 GiveUp(
-                    f"{FRUITLESS} memberships in a row were lost without a commit",
+                    f"{FRUITLESS} memberships were lost without a commit in between",
                     "Commit more often, or correct the program",
                 )
             ]
