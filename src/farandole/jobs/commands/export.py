@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from farandole.cli.parsing import Parser, say
 from farandole.errors import SettingsError
 from farandole.job.runs.home import RunsHome
+from farandole.jobs.commands.output import print_json
 from farandole.jobs.details import readable_size
 from farandole.jobs.references import find_run
 
@@ -25,6 +26,7 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or last")
     made.add_argument("-o", "--output", metavar="FILE", help="default: RUN.tar.gz in this folder")
     made.add_argument("--no-outputs", action="store_true", help="without the program's outputs")
+    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 
@@ -43,4 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             archive.add(folder.path, arcname=folder.run_id, filter=kept)
     except OSError as error:
         raise SettingsError(f"the archive {path} cannot be written: {error}") from None
-    return say(f"{path}  {readable_size(os.path.getsize(path))}")
+    size = os.path.getsize(path)
+    if options.json:
+        return print_json({"run_id": folder.run_id, "path": path, "bytes": size})
+    return say(f"{path}  {readable_size(size)}")

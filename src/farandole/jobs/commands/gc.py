@@ -13,6 +13,7 @@ from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import FINAL, RunState
 from farandole.jobs.column_cache import forget
+from farandole.jobs.commands.output import print_json
 from farandole.jobs.commands.submit import duration
 from farandole.jobs.details import readable_size
 from farandole.jobs.environments.build import remove_unused
@@ -46,6 +47,7 @@ def parser() -> Parser:
         help="also delete fetched inputs and built environments that no run uses now",
     )
     made.add_argument("--dry-run", action="store_true", help="only list them")
+    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 
@@ -66,7 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     freed = 0
     for row in rows:
         freed += folder_size(row.path)
-        say(f"{row.run_id}  {row.state.value}")
+        if not options.json:
+            say(f"{row.run_id}  {row.state.value}")
         if not options.dry_run:
             forget(RunFolder(row.path))
             shutil.rmtree(row.path, ignore_errors=True)
@@ -74,6 +77,9 @@ def main(arguments: Sequence[str]) -> int:
         ContentStore(home).collect()
         if options.caches:
             freed += InputCache(home).collect() + remove_unused(home)
+    if options.json:
+        runs = [{"run_id": row.run_id, "state": row.state.value} for row in rows]
+        return print_json({"runs": runs, "bytes": freed, "deleted": not options.dry_run})
     verb = "would be deleted" if options.dry_run else "deleted"
     return say(f"{counted(len(rows), 'run')} {verb}, {readable_size(freed)}")
 

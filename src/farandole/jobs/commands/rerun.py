@@ -12,7 +12,8 @@ from farandole.errors import SettingsError
 from farandole.job.report import pickling
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
-from farandole.jobs.commands.output import follow_to_end
+from farandole.jobs.commands.output import follow_to_end, print_json
+from farandole.jobs.details import details
 from farandole.jobs.environments import LOCK
 from farandole.jobs.references import find_run
 from farandole.jobs.submission import Submission, submit
@@ -26,6 +27,7 @@ def parser() -> Parser:
     )
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or folder")
     made.add_argument("--target", metavar="NAME", help="on another target")
+    made.add_argument("--json", action="store_true", help="print the new run as JSON")
     made.add_argument("-f", "--follow", action="store_true", help="show the output to the end")
     return made
 
@@ -34,7 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     home = RunsHome()
     folder = rerun(find_run(home, options.run), home, options.target)
-    say(folder.run_id)
+    if options.json:
+        print_json(details(folder))
+    else:
+        say(folder.run_id)
     if options.follow:
         return follow_to_end(folder)
     sys.stderr.write(f"farandole: follow it with: farandole logs -f {folder.run_id}\n")

@@ -10,6 +10,7 @@ from farandole.errors import SettingsError
 from farandole.job.runs.folder import CANCEL, RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import FINAL
+from farandole.jobs.commands.output import print_json
 from farandole.jobs.follow import wait
 from farandole.jobs.references import find_run, listed
 from farandole.jobs.supervisor.wake import ensure_running
@@ -24,6 +25,7 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", nargs="*", help="id, name or last")
     made.add_argument("--all", action="store_true", help="all runs that have not ended")
     made.add_argument("--no-wait", action="store_true", help="do not wait for the end")
+    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 
@@ -41,7 +43,12 @@ def main(arguments: Sequence[str]) -> int:
     for folder in folders:
         if folder in active and not options.no_wait:
             wait(folder)
-        say(f"{folder.run_id}  {folder.state().value}")
+        if not options.json:
+            say(f"{folder.run_id}  {folder.state().value}")
+    if options.json:
+        return print_json(
+            [{"run_id": each.run_id, "state": each.state().value} for each in folders]
+        )
     if not folders:
         sys.stderr.write("farandole: all runs have ended\n")
     return 0
