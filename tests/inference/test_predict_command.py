@@ -168,6 +168,13 @@ def test_the_command_resumes_the_output_of_the_same_function(small: Path, tmp_pa
     own.write_text(own.read_text().replace("2.0", "3.0"))
     assert cli.main(command) == 2
 
+    named = [*command, "--model-version"]
+    assert cli.main([*named, "7", "--overwrite"]) == 0
+    own.write_text(own.read_text().replace("3.0", "4.0"))
+    assert cli.main([*named, "7"]) == 0  # all files are there
+    assert [row["prediction"] for row in read(tmp_path / "out")] == [3.0 * row for row in range(6)]
+    assert cli.main([*named, "8"]) == 2
+
 
 def test_numbers_and_names_that_cannot_be_are_told_at_once(small: Path, tmp_path: Path) -> None:
     for wrong, why in (

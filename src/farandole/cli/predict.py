@@ -173,6 +173,14 @@ def _add_running(parser: Parser) -> None:
         help="allow model files that contain code, and run that code",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
+    parser.add_argument(
+        "--model-version",
+        metavar="NAME",
+        help=(
+            "name that identifies the model when the command resumes (default: the model's file"
+            " and its time)"
+        ),
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -189,6 +197,7 @@ def main(arguments: Sequence[str]) -> int:
         "device": options.device,
         "signature": options.signature,
         "rows_per_file": options.rows_per_file,
+        "model_version": options.model_version,
         "trust_pickle": options.trust_pickle,
         "shapes": {name: _sizes(name, text) for name, text in _pairs("--shape", options.shape)},
         "dtypes": dict(_pairs("--dtype", options.dtype)),

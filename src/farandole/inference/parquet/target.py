@@ -23,7 +23,12 @@ from farandole.inference.output_files import OutputFile
 
 MANIFEST = "_farandole.json"  # readers ignore names that begin with an underscore or a dot
 _OWN = (".part-", f".{MANIFEST}.")  # incomplete files
-_CURES = {"model": ". For a model that differs in each process, give model_version= in all calls"}
+_CURES = {
+    "model": (
+        ". For a model that differs in each process, give model_version= (--model-version) in all"
+        " calls"
+    )
+}
 _MARK = b"farandole"  # key in a file of predictions for the digest of these facts
 
 
