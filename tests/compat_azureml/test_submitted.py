@@ -230,7 +230,11 @@ def test_details_have_all_keys(done: Done) -> None:
     assert re.fullmatch(r"azureml_[0-9a-f]{32}", environment["python"]["condaDependencies"]["name"])
     assert environment["docker"]["baseImage"] == IMAGE
     assert environment["docker"]["baseImageRegistry"]["password"] is None
-    assert next(iter(details["logFiles"])) == "user_logs/std_log_process_0.txt"
+    name, url = next(iter(details["logFiles"].items()))
+    assert name == "user_logs/std_log_process_0.txt"
+    assert url.startswith("http://127.0.0.1:")
+    assert url.endswith("file?path=user_logs%2Fstd_log_process_0.txt&raw=1")
+    assert RunsHome().path not in json.dumps(details)
     assert (details["inputDatasets"], details["outputDatasets"]) == ([], [])
     assert done.run.get_environment().python.conda_dependencies.get_python_version() == "3.6.2"
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from azureml._farandole.journal import tracker_of
+from azureml._farandole.pages import file_url
 from azureml.exceptions import UserErrorException
 from farandole.job.runs.folder import RunFolder
 from farandole.job.tracking import files
@@ -45,9 +46,17 @@ class RunFiles:
         return {f"user_logs/{name}": os.path.join(root, name) for name in ordered}
 
     def log_urls(self) -> dict[str, str]:
-        """Return the URLs of all logs by name."""
+        """Return the addresses of all logs on Farandole's page by name.
+
+        They contain no token and no path of this host, because notebooks keep them in their output.
+        """
         further = {name: path for name, path in self.paths().items() if name.startswith(_LOGS)}
-        return {name: Path(path).as_uri() for name, path in {**self.logs(), **further}.items()}
+        paths = {**self.logs(), **further}
+        run_id = self._folder.run_id
+        return {
+            name: file_url(run_id, os.path.relpath(path, self._folder.path))
+            for name, path in paths.items()
+        }
 
     def path(self, name: str) -> str:
         """Return the path of a file. Raises UserErrorException if there is none."""

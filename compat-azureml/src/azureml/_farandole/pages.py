@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from urllib.parse import quote, urlencode
 
 
 def run_url(run_id: str) -> str:
     """Return the address of a run, without a token."""
     return f"{_address()}/#/run/{run_id}"
+
+
+def file_url(run_id: str, path: str) -> str:
+    """Return the address of a file, without a token; ``path`` is relative to the run's folder."""
+    return f"{_address()}/api/run/{quote(run_id)}/file?{urlencode({'path': path, 'raw': 1})}"
 
 
 def _address() -> str:
