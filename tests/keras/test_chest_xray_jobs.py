@@ -56,7 +56,7 @@ def test_an_honest_and_a_mistaken_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "20 steps" in early["text"]
     reasons = {each.code.value: each for each in unfair.unfair}
     assert {"no-gradients-exchanged", "same-data-on-all-ranks", "samples"} <= set(reasons)
-    assert "3 epochs" in reasons["no-gradients-exchanged"].seen
+    assert "(3 instead of" in reasons["no-gradients-exchanged"].seen
     log = Path(mistaken.log_of(0)).read_text()
     assert re.findall(r"\[(FAR\d+)\]", log) == codes
 

@@ -77,8 +77,8 @@ def test_quarters_of_the_epochs_without_exchange() -> None:
     assert codes(SINGLE, MISTAKEN) == [Reason.NO_EXCHANGE, Reason.SAME_DATA, Reason.SAMPLES]
     found = only(Reason.NO_EXCHANGE, SINGLE, MISTAKEN)
     assert found.runs == ("chest_2",)
-    assert mentions(found.seen, "4 ranks", "FAR012", "5 epochs", "a quarter of 20", "same data")
-    assert mentions(found.seen, "4,500 samples", "a quarter of 18,000")
+    assert mentions(found.seen, "4 ranks", "FAR012", "a quarter", "epochs", "single", "5", "20")
+    assert mentions(found.seen, "same data")
     assert mentions(found.cure, "hvd.DistributedOptimizer")
     assert mentions(only(Reason.SAMPLES, SINGLE, MISTAKEN).seen, "4,500", "a quarter of 18,000")
     assert mentions(only(Reason.SAME_DATA, SINGLE, MISTAKEN).why, "4 times")

@@ -102,20 +102,19 @@ def same_data(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
 
 
 def _training_of_a_rank(run: RunMeasures, runs: Sequence[RunMeasures]) -> str:
-    """Describe the length of one rank's training in comparison to the longest other run."""
-    parts = []
-    for noun, value in (("epoch", run.epochs), ("sample", run.samples_per_model)):
-        others = [
-            each.epochs if noun == "epoch" else each.samples_per_model
-            for each in runs
-            if each is not run
-        ]
-        longest = max((each for each in others if each), default=None)
-        if value and longest and not _close(value, longest, _TOLERANCE):
-            share = fraction(value, longest)
-            parts.append(f"{_plural(value, noun)}, {share} of {_plural(longest, noun)}")
+    """Describe the training of one rank, and its length compared with the longest other run."""
     same = " on the same data" if run.same_data else ""
-    return f"{same} for {'; for '.join(parts)}." if parts else f"{same}."
+    for noun, value in (("epochs", run.epochs), ("samples", run.samples_per_model)):
+        known = {_length(each, noun): each for each in runs if each is not run}
+        longest = max(known, default=0.0)
+        if value and longest and not _close(value, longest, _TOLERANCE):
+            share = f"{fraction(value, longest)} of the {noun} of {label(known[longest])}"
+            return f"{same}, for {share} ({value:,.0f} instead of {longest:,.0f})."
+    return f"{same}."
+
+
+def _length(run: RunMeasures, noun: str) -> float:
+    return (run.epochs if noun == "epochs" else run.samples_per_model) or 0.0
 
 
 # --- how much the runs trained
@@ -356,10 +355,6 @@ def _times(factor: float) -> str:
 
 def _ranks(run: RunMeasures) -> str:
     return f"its {run.ranks} ranks"
-
-
-def _plural(number: float, noun: str) -> str:
-    return f"{number:,.0f} {noun}{'' if round(number) == 1 else 's'}"
 
 
 def _listed(hosts: Sequence[str]) -> str:

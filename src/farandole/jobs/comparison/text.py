@@ -74,7 +74,12 @@ def _unfair(found: ComparedRuns) -> str:
     if not found.unfair:
         return ""
     paragraphs = [
-        textwrap.fill(f"- {each.seen} {each.why} {each.cure}", _WIDTH, subsequent_indent="  ")
+        textwrap.fill(
+            f"- {each.seen} {each.why} {each.cure}",
+            _WIDTH,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
         for each in found.unfair
     ]
     return "\n".join(["These runs are not comparable:", *paragraphs])
