@@ -134,7 +134,7 @@ class TestFailures:
 
     def test_no_state_is_left(self) -> None:
         faults = [Fault(0, 0, 0), Fault(1, 0, 0)]
-        error = self.fails(faults, ElasticOptions(np=2, min_np=1), "ValueError", "process 0")
+        error = self.fails(faults, ElasticOptions(np=2, min_np=1), "ValueError", "fault")
         assert "ValueError" in error.remote_traceback
 
     def test_reset_limit(self, tmp_path: Path) -> None:
