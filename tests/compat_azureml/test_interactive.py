@@ -135,6 +135,10 @@ def test_metrics_in_all_forms(run: Any) -> None:
         "cells": {"a": 1, "b": 2.5},
     }
     assert run.get_metrics("accuracy") == {"accuracy": 0.5}
+    with pytest.raises(UserErrorException, match=mentioning("'table'", "a: 1", "b: 2")):
+        run.log_table("table", {"a": [1], "b": [1, 2]})
+    with pytest.raises(UserErrorException, match=mentioning("''")):
+        run.log("", 1)
 
 
 def test_images_and_charts_are_files(run: Any, tmp_path: Path) -> None:

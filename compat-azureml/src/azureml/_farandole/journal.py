@@ -14,6 +14,7 @@ from farandole.job.tracking import tracker
 from farandole.job.tracking.tracker import TABLE, Tracker
 from farandole.job.tracking.values import number, plain, table
 
+_FORM = "azureml"  # the kind of a record with the form of a metric
 _trackers: dict[str, Tracker] = {}
 
 
@@ -50,7 +51,7 @@ def add_list(folder: RunFolder, name: str, values: Sequence[Any]) -> None:
     if cells and all(isinstance(each, (int, float)) for each in cells):
         for each in cells:
             here.scalars({name: float(each)})
-        here.record(TABLE, name=name, columns=[], rows=[], form="list")
+        here.record(_FORM, name=name, form="list")
     else:
         here.record(TABLE, name=name, columns=[name], rows=[[each] for each in cells], form="list")
 
@@ -80,6 +81,8 @@ def values(folder: RunFolder) -> dict[str, Any]:
             _, times, numbers = metrics.series(folder, name, rank)
             found = zip(times.tolist(), numbers.tolist(), strict=True)
             timed.setdefault(name, []).extend(found)
+        for record in metrics.logged(folder, _FORM, rank):
+            forms[record["name"]] = record["form"]
         for record in metrics.logged(folder, TABLE, rank):
             form, name = record.get("form", "table"), record["name"]
             forms[name] = form

@@ -49,7 +49,10 @@ class RunData(RunLogging):
         elif kind == "list":
             journal.add_list(self._folder, name, value)
         elif kind in ("row", "table"):
-            journal.add_table(self._folder, name, value, kind)
+            try:
+                journal.add_table(self._folder, name, value, kind)
+            except (TypeError, ValueError) as error:
+                raise UserErrorException(str(error)) from error
         elif kind == "image":
             self._add_image(name, value)
         else:
