@@ -164,6 +164,50 @@ def test_run_configuration_is_kept_in_a_file(conda_file: str, tmp_path: Path) ->
         RunConfiguration.load(str(tmp_path), "absent")
 
 
+def test_run_configuration_of_the_sdk_is_read(conda_file: str, tmp_path: Path) -> None:
+    folder = tmp_path / ".azureml"
+    folder.mkdir()
+    (folder / "train.runconfig").write_text(
+        """
+script: train.py
+arguments: []
+target: cpu-cluster
+framework: Python
+communicator: Mpi
+maxRunDurationSeconds:
+nodeCount: 2
+environment:
+  name:
+  version:
+  environmentVariables:
+    A: b
+  python:
+    userManagedDependencies: false
+    interpreterPath: python
+    condaDependenciesFile: conda.yml
+    baseCondaEnvironment:
+  docker:
+    enabled: true
+    baseImage: image:1
+    arguments: []
+history:
+  outputCollection: true
+mpi:
+  processCountPerNode: 3
+pytorch:
+  communicationBackend: nccl
+  processCount:
+tensorflow:
+"""
+    )
+    found = RunConfiguration.load(str(tmp_path), "train")
+    assert (found.script, found.target, found.node_count) == ("train.py", "cpu-cluster", 2)
+    assert found.mpi.process_count_per_node == 3
+    assert found.environment.python.conda_dependencies.get_python_version() == "3.6.2"
+    assert found.environment.environment_variables == {"A": "b"}
+    assert found.environment.docker.base_image == "image:1"
+
+
 @pytest.mark.parametrize(
     ("job", "expected"),
     [

@@ -8,6 +8,7 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from azureml._farandole.texts import say, warn
@@ -311,24 +312,26 @@ class Environment:
         }
 
     @staticmethod
-    def _from_dict(data: dict[str, Any]) -> Environment:
-        made = Environment(data["name"])
-        made.version = data["version"]
-        python, docker = data["python"], data["docker"]
-        made.python.interpreter_path = python["interpreterPath"]
-        made.python.user_managed_dependencies = python["userManagedDependencies"]
-        packages = python["condaDependencies"]
-        made.python.conda_dependencies = (
-            CondaDependencies(_underlying_structure=copy.deepcopy(packages)) if packages else None
-        )
-        made.python.base_conda_environment = python["baseCondaEnvironment"]
+    def _from_dict(data: Mapping[str, Any], folder: str = "") -> Environment:
+        """Return an environment from data with the keys of the SDK; any may be missing.
+
+        ``folder``: the folder of a conda file that the data name.
+        """
+        made = Environment(data.get("name") or "default-environment")
+        made.version = data.get("version")
+        python, docker = data.get("python") or {}, data.get("docker") or {}
+        made.python.interpreter_path = python.get("interpreterPath") or "python"
+        made.python.user_managed_dependencies = bool(python.get("userManagedDependencies"))
         made.python.conda_dependencies_file = python.get("condaDependenciesFile")
-        made.environment_variables = dict(data["environmentVariables"])
-        made.docker.base_image = docker["baseImage"]
-        made.docker.base_dockerfile = docker["baseDockerfile"]
-        made.docker._enabled = docker["enabled"]
-        made.docker.arguments = [*docker["arguments"]]
-        made.inferencing_stack_version = data["inferencingStackVersion"]
+        made.python.conda_dependencies = _packages_of(python, folder)
+        made.python.base_conda_environment = python.get("baseCondaEnvironment")
+        variables = data.get("environmentVariables")
+        made.environment_variables = dict(variables or {})
+        made.docker.base_image = docker.get("baseImage")
+        made.docker.base_dockerfile = docker.get("baseDockerfile")
+        made.docker._enabled = bool(docker.get("enabled"))
+        made.docker.arguments = [*(docker.get("arguments") or [])]
+        made.inferencing_stack_version = data.get("inferencingStackVersion")
         made._policy = data.get("policy", "current")
         return made
 
@@ -340,6 +343,15 @@ def autosaved_version() -> str:
     """Return the version of an environment that is not registered."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return f"Autosave_{stamp}_{uuid.uuid4().hex[:8]}"
+
+
+def _packages_of(python: Mapping[str, Any], folder: str) -> CondaDependencies | None:
+    """Return the packages of an environment's Python part: as data, or from the file it names."""
+    packages, file = python.get("condaDependencies"), python.get("condaDependenciesFile")
+    if packages:
+        return CondaDependencies(_underlying_structure=copy.deepcopy(packages))
+    path = os.path.join(folder, file) if folder and file else ""
+    return CondaDependencies(path) if os.path.isfile(path) else None
 
 
 def _with_packages(name: str, conda: str | None, requirements: str | None) -> Environment:

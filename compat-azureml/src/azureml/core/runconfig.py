@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from azureml.core.conda_dependencies import CondaDependencies as CondaDependencies
@@ -183,37 +184,58 @@ class RunConfiguration:
 
     @staticmethod
     def load(path: str, name: str | None = None, **kwargs: Any) -> RunConfiguration:
-        """Return the configuration that ``save`` wrote. Raises UserErrorException without one."""
+        """Return a configuration that ``save``, or Microsoft's SDK, has written.
+
+        Arguments:
+            path: The file, or the folder with ``.azureml``.
+            name: The name of the configuration, by default ``default``.
+
+        Raises UserErrorException if there is none, or if it is not valid YAML.
+        """
         yaml = require("yaml", "files of run configurations")
         file_name = path if os.path.isfile(path) else _file(path, name or "default")
         try:
             with open(file_name, encoding="utf-8") as file:
                 data = yaml.safe_load(file)
-        except OSError as error:
+        except (OSError, yaml.YAMLError) as error:
             raise UserErrorException(
                 f"the run configuration {file_name} cannot be read: {error}"
             ) from error
-        made = RunConfiguration(
-            data.get("script"),
-            data.get("arguments"),
-            data.get("framework"),
-            data.get("communicator"),
-            command=data.get("command"),
-        )
-        made.target = data.get("target") or "local"
-        made.node_count = data.get("nodeCount", 1)
-        made.max_run_duration_seconds = data.get("maxRunDurationSeconds", MAX_SECONDS)
-        made.priority = data.get("priority")
-        made.environment_variables = dict(data.get("environmentVariables") or {})
-        if data.get("environment"):
-            made.environment = Environment._from_dict(data["environment"])
-        made.mpi.process_count_per_node = data.get("mpi", {}).get("processCountPerNode", 1)
-        pytorch, tensorflow = data.get("pytorch", {}), data.get("tensorflow", {})
-        made.pytorch.process_count = pytorch.get("processCount")
-        made.pytorch.communication_backend = pytorch.get("communicationBackend", "nccl")
-        made.tensorflow.worker_count = tensorflow.get("workerCount", 1)
-        made.tensorflow.parameter_server_count = tensorflow.get("parameterServerCount", 1)
-        return made
+        return _from_dict(data or {}, _project(file_name))
+
+
+def _from_dict(data: Mapping[str, Any], folder: str) -> RunConfiguration:
+    """Return a run configuration from data with the keys of the SDK; any may be missing."""
+    mpi, pytorch, tensorflow = (data.get(key) or {} for key in ("mpi", "pytorch", "tensorflow"))
+    made = RunConfiguration(
+        data.get("script"),
+        data.get("arguments"),
+        data.get("framework"),
+        data.get("communicator"),
+        command=data.get("command") or None,
+    )
+    made.target = data.get("target") or "local"
+    made.node_count = data.get("nodeCount") or 1
+    made.max_run_duration_seconds = data.get("maxRunDurationSeconds") or MAX_SECONDS
+    made.priority = data.get("priority")
+    made.environment_variables = dict(data.get("environmentVariables") or {})
+    if data.get("environment"):
+        made.environment = Environment._from_dict(data["environment"], folder)
+    made.mpi = MpiConfiguration(mpi.get("processCountPerNode") or 1, made.node_count)
+    made.pytorch = PyTorchConfiguration(
+        pytorch.get("communicationBackend") or "nccl", pytorch.get("processCount"), made.node_count
+    )
+    made.tensorflow = TensorflowConfiguration(
+        tensorflow.get("workerCount", 1), tensorflow.get("parameterServerCount", 1)
+    )
+    return made
+
+
+def _project(file_name: str) -> str:
+    """Return the folder of a project, given its run configuration."""
+    folder = os.path.dirname(os.path.abspath(file_name))
+    inside = os.path.basename(folder) in (".azureml", "aml_config")
+    return os.path.dirname(folder) if inside else folder
 
 
 def target_name(target: Any) -> str:
