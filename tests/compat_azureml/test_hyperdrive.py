@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ def test_bayesian_values_are_random_without_optuna(
     assert sampling._search(True) == "random"
     assert sampling._search(True) == "random"
     assert [("optuna" in line) for line in capsys.readouterr().err.splitlines()] == [True]
+
+
+def test_bayesian_values_come_from_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "optuna" / "__init__.py", "def create_study(direction): return direction")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "optuna", raising=False)
+    sampling = BayesianParameterSampling({"lr": uniform(0, 1)})
+    assert (sampling._search(True), sampling._search(False)) == ("maximize", "minimize")
+    monkeypatch.delitem(sys.modules, "optuna")
 
 
 def child(home: RunsHome, parent: str, rate: float, values: list[float], state: RunState) -> str:
