@@ -15,8 +15,9 @@ from azureml.data.dataset_error_handling import DatasetExecutionError, DatasetVa
 from azureml.exceptions import UserErrorException
 
 from farandole.job.runs.home import RunsHome
-from tests.compat_azureml.data import web_server, write, zipped
+from tests.compat_azureml.data import write, zipped
 from tests.kits.messages import mentioning
+from tests.kits.web import web_server
 
 
 @pytest.fixture(scope="module")

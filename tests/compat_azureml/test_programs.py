@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from farandole.job.runs.home import RunsHome
-from tests.compat_azureml.data import web_server, write
+from tests.compat_azureml.data import write
 from tests.compat_azureml.programs_of import copied, submitted
 from tests.compat_azureml.tools import python
 from tests.kits.messages import mentions
 from tests.kits.notebook import executed, outputs, printed
+from tests.kits.web import web_server
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 pytest.importorskip("torch", reason="torch is not installed")

@@ -31,6 +31,7 @@ from farandole.jobs.sweeps.space import (
     uniform,
 )
 from farandole.jobs.sweeps.sweep import Sweep, child_spec, load_plan
+from tests.kits.web import web_server
 
 PROGRAM = """
 import argparse, time
@@ -292,3 +293,28 @@ def test_secret_variables_are_not_in_a_sweeps_plan(tmp_path: Path) -> None:
     assert submission.spec.variables == {"API_KEY": "hunter2"}
     assert "hunter2" not in json.dumps(submission.files)
     assert submission.files["sweep.json"]["base"]["secret_variables"] == ("API_KEY",)
+
+
+@pytest.mark.slow
+def test_credentials_of_inputs_are_not_in_a_sweeps_folders(home: RunsHome, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(
+        "import sys, farandole\nfarandole.log_metric('loss', float(open(sys.argv[1]).read()))"
+    )
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "data.txt").write_text("0.5")
+    with web_server(tmp_path / "web") as url:
+        request = farandole.ScriptRun(
+            str(source),
+            "train.py",
+            ["{data}"],
+            inputs={"data": f"{url}/data.txt?sig=hunter2"},
+            cores=0.5,
+        )
+        sweep = Sweep(request, {"x": choice(1)}, "loss", count=1)
+        run = farandole.Experiment("sweep").submit(sweep).wait()
+    best = json.loads(Path(run.folder, "outputs", "best.json").read_text())
+    assert best["value"] == 0.5
+    files = [each for each in Path(home.runs).rglob("*") if each.is_file()]
+    assert [each for each in files if b"hunter2" in each.read_bytes()] == []

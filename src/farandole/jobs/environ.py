@@ -17,8 +17,10 @@ from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import RunSpec
 
-# TOKENIZERS_PARALLELISM of Hugging Face is no secret.
-_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
+# TOKENIZERS_PARALLELISM of Hugging Face is no secret. FARANDOLE_INPUT_<name> is a full URL.
+_SECRET = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|^FARANDOLE_INPUT_", re.IGNORECASE
+)
 
 
 def withhold(spec: RunSpec) -> tuple[RunSpec, dict[str, str]]:

@@ -14,7 +14,7 @@ import cloudpickle
 from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.spec import Resources, RunSpec
-from farandole.jobs import environ
+from farandole.jobs import environ, inputs
 from farandole.jobs.experiment import ScriptRun
 from farandole.jobs.submission import Submission
 from farandole.jobs.sweeps.policies import NoPolicy, Policy, make_policy
@@ -59,8 +59,11 @@ class Sweep:
         """Return the submission of the run that controls the sweep."""
         self._check()
         base = self.request.submission(experiment)
-        # The controller's environment contains the secret variables of its runs.
+        # The controller's environment contains the secret variables of its runs, and the full URLs
+        # of their inputs.
         spec, secret = environ.withhold(base.spec)
+        secret |= inputs.secret_variables(spec.inputs)
+        spec = dataclasses.replace(spec, inputs=inputs.public(spec.inputs))
         controller = RunSpec(
             experiment=experiment,
             command=(sys.executable, "-m", "farandole.jobs.sweeps.controller"),
