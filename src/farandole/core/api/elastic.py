@@ -12,7 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.base.log import logger
-from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    PeerLostError,
+    ShutDownError,
+)
 from farandole.job import context
 from farandole.job.context.reinit import reinitialize
 from farandole.job.elastic.changes import HostUpdateResult as HostUpdateResult
@@ -98,6 +103,7 @@ def _loop(
                 raise
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if lost:
+                _warn_of_own(error)
                 state.restore()
         _reset(reset)
         is_reset = True
@@ -110,6 +116,15 @@ def _is_lost(error: Exception) -> bool:
     return isinstance(error, HorovodInternalError) or (
         not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)
     )
+
+
+def _warn_of_own(error: Exception) -> None:
+    """Log an error that no other rank's loss has caused: it may come again after the restart."""
+    of_others = isinstance(error, (PeerLostError, ShutDownError))
+    if isinstance(error, HorovodInternalError) and not of_others:
+        logger.warning(
+            "elastic.run returns to the last commit after %s: %s", type(error).__name__, error
+        )
 
 
 def _reset(reset: Callable[[], object]) -> None:

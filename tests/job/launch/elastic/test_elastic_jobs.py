@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
 from farandole.errors import JobFailedError
 from farandole.job import context
 from farandole.job.elastic.options import ElasticOptions
@@ -102,6 +105,16 @@ def want_servers() -> None:
     time.sleep(1000.0)
 
 
+def mismatch() -> None:
+    hvd.init()
+
+    @elastic.run
+    def train(_: ObjectState) -> None:
+        hvd.allreduce(np.ones(hvd.rank() + 1), name="x")
+
+    train(ObjectState(step=0))
+
+
 def test_a_signal_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def see(watch: ElasticWatch, key: str, value: bytes) -> None:
         if key == "test/ready":
@@ -136,6 +149,11 @@ class TestFailures:
         faults = [Fault(0, 0, 0), Fault(1, 0, 0)]
         error = self.fails(faults, ElasticOptions(np=2, min_np=1), "ValueError", "fault")
         assert "ValueError" in error.remote_traceback
+
+    def test_requests_never_match(self) -> None:
+        with pytest.raises(JobFailedError, match=mentioning("5", "commit")) as caught:
+            run_job(mismatch, (), ElasticOptions(np=2, min_np=2), {"localhost": 2})
+        assert caught.value.rank == -1
 
     def test_reset_limit(self, tmp_path: Path) -> None:
         options = ElasticOptions(np=3, min_np=1, max_np=3, reset_limit=1)
