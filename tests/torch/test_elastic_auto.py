@@ -79,6 +79,41 @@ def test_after_the_loss_of_a_rank_none_is_lost_or_repeated() -> None:
         assert (epoch, ends[-1], size) == (2, 6, 2)  # 1 batch of three ranks, 5 of two
 
 
+def grown() -> Any:
+    """The gradient after a second rank has joined the first."""
+    import farandole.torch as hvd
+
+    hvd.init()
+    model, optimizer, _ = parts()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while hvd.size() == 1:
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            state.commit()
+        optimizer.zero_grad()
+        model(torch.full((1, 1), 1.0 + 2 * hvd.rank())).sum().backward()
+        state.gradient = model.weight.grad.item()
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, gradient=0.0)
+    train(state)
+    return state.gradient, hvd.size()
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_alone_exchanges_with_a_new_one() -> None:
+    calls: list[int] = []
+
+    def hosts() -> dict[str, int]:
+        calls.append(1)
+        return {"localhost": min(len(calls), 2)}
+
+    results = farandole.run(grown, np=1, min_np=1, max_np=2, discovery=hosts)
+    assert results == [(2.0, 2)] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "values"),
     [

@@ -83,9 +83,7 @@ class KerasReducer:
 
     def shared(self) -> bool:
         """Return whether there is another rank to exchange gradients with."""
-        if not context.takes_part() or context.size() == 1:
-            return False
-        return self.process_set.included() and self.process_set.size() > 1
+        return context.takes_part() and not context.stays_alone(self.process_set)
 
     @contextmanager
     def applying(self) -> Iterator[None]:

@@ -76,7 +76,7 @@ class WeightExchange:
     def needed(self) -> bool:
         """Return whether there is another rank to exchange with."""
         process_set = self._options.process_set
-        needed = context.size() > 1 and process_set.included() and process_set.size() > 1
+        needed = not context.stays_alone(process_set)
         if needed:
             context.skip_exchange_check()  # The first exchange may come late.
         return needed

@@ -32,7 +32,7 @@ def alone(process_set: ProcessSet = WORLD) -> bool:
     """Return whether there is no other rank to exchange with, now or later. (An elastic job may get
     more ranks later.)
     """
-    return context.engine(process_set).size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+    return context.engine(process_set).size == 1 and context.stays_alone(process_set)
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:

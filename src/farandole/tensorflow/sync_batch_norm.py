@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from farandole.base.types import ReduceOp
-from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.tensorflow.differentiable import allreduce
+from farandole.tensorflow.gradients import alone
 
 
 class Synchronized:
@@ -28,7 +28,7 @@ class Synchronized:
         """
         base: Any = super()
         layer: Any = self
-        if context.engine(self._process_set).size == 1:
+        if alone(self._process_set):
             return base._moments(inputs, *rest, **more)
         mask = more["mask"] if "mask" in more else rest[0]
         channel = (

@@ -361,7 +361,7 @@ class OptimizerState:
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
         process_set = options.process_set
-        if context.size() == 1 or not process_set.included() or process_set.size() == 1:
+        if context.stays_alone(process_set):
             return
         self._checks = OptimizerChecks(self._optimizer, process_set)
         flat = options.compression is NoneCompressor

@@ -34,6 +34,7 @@ from farandole.job.context.process_set import messages_among as messages_among
 from farandole.job.context.process_set import process_set_among as process_set_among
 from farandole.job.context.process_set import process_sets as process_sets
 from farandole.job.context.process_set import remove_process_set as remove_process_set
+from farandole.job.context.process_set import stays_alone as stays_alone
 from farandole.job.context.process_set import unique_id as unique_id
 from farandole.job.context.session import connection as connection
 from farandole.job.context.session import cross_rank as cross_rank

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from farandole.core.engine import Engine, Participant
 from farandole.errors import RequestError
 from farandole.job.context import communicator, session
+from farandole.job.context.membership import is_elastic
 
 if TYPE_CHECKING:
     from farandole.core.groups.messages import Messages
@@ -205,6 +206,16 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
             f"Rank {here.placement.rank} is not a member of the provided process set."
         )
     return found
+
+
+def stays_alone(process_set: ProcessSet = global_process_set) -> bool:
+    """Return whether this rank has no other rank of ``process_set`` to exchange with, now or later.
+
+    A rank of an elastic job may get others.
+    """
+    if session.size() > 1 and process_set.included() and process_set.size() > 1:
+        return False
+    return process_set is not global_process_set or not is_elastic()
 
 
 def _check_dynamic() -> None:

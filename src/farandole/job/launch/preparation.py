@@ -113,11 +113,15 @@ def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dic
     known = variables(Placement, Connection) | adjustable  # those are read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
     set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
+    # A job that a rank starts is not elastic because this one is.
+    settings = job.settings.replace(min_np=0, max_np=0, host_discovery_script="")
     own_variables = {
         **placement.to_env(),
         **connection.to_env(),
-        **job.settings.to_env(set_by_user),
+        **settings.to_env(set_by_user),
     }
+    if job.elastic is not None:
+        own_variables["HOROVOD_ELASTIC"] = "1"  # as in Horovod
     return {**mine, **own_variables, "PYTHONUNBUFFERED": "1"}
 
 
