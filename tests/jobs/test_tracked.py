@@ -16,9 +16,11 @@ import farandole
 from farandole.errors import JobFailedError, SettingsError
 from farandole.job.runs.folder import RUN_VARIABLE, RunFolder
 from farandole.job.runs.home import RunsHome
+from farandole.job.runs.journal import records
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, metrics
 from farandole.jobs.commands.rerun import rerun
+from farandole.jobs.rank_journal import processes
 from farandole.jobs.supervisor.daemon import RunSupervisor
 from tests.kits.jobs import wait_for_end
 from tests.kits.messages import mentioning, mentions
@@ -165,3 +167,28 @@ def test_a_command_is_submitted_again_from_its_folder(home: RunsHome, tmp_path: 
     again = rerun(run, home)
     assert wait_for_end(again)["state"] == "completed"
     assert again.spec().tags["rerun_of"] == run.run_id
+
+
+def wait_for_rank_1() -> None:
+    import numpy as np
+
+    import farandole.numpy as hvd
+
+    hvd.init()
+    waiting = RunFolder(os.environ[RUN_VARIABLE]).metrics_of(0)
+    deadline = time.monotonic() + 60
+    while hvd.rank() == 1 and time.monotonic() < deadline:
+        if any(each.get("kind") == "waiting" for each in records(waiting)):
+            break
+        time.sleep(0.05)
+    hvd.allreduce(np.ones(3), name="grads")
+
+
+@pytest.mark.slow
+def test_long_waits_and_ends_of_ranks_are_recorded(home: RunsHome) -> None:
+    farandole.run(wait_for_rank_1, np=2, track=True)
+    run = the_run(home)
+    first, *_, last = (each for each in records(run.metrics_of(0)) if each.get("kind") == "waiting")
+    assert (first["ranks"], first["names"]) == ([1], ["allreduce.grads"])
+    assert last["ranks"] == []
+    assert {rank: each.code for rank, each in processes(run).items()} == {0: 0, 1: 0}

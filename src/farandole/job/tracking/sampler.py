@@ -91,15 +91,18 @@ class Sampler:
         if self._thread.is_alive():
             self._thread.join()
             self.sample()
+            self._note(())  # the last report of the stall check may be older
         self._gpu.close()
 
     def look(self) -> None:
         """Record the ranks for which this rank waits, if they have changed since the last look."""
-        if self._tracker is None:
-            return
-        long = [wait for wait in self._waiting() if wait.seconds >= LEAST_WAIT and wait.missing]
+        self._note(
+            [wait for wait in self._waiting() if wait.seconds >= LEAST_WAIT and wait.missing]
+        )
+
+    def _note(self, long: Sequence[Waiting]) -> None:
         ranks = sorted({rank for wait in long for rank in wait.missing})
-        if ranks != self._awaited:
+        if ranks != self._awaited and self._tracker is not None:
             self._awaited = ranks
             self._tracker.record(
                 tracker.WAITING,
