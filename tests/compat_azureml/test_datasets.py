@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from azureml._farandole.arguments import translated
-from azureml.core import Dataset, Datastore, Workspace
+from azureml.core import (
+    ComputeTarget,
+    Dataset,
+    Datastore,
+    Experiment,
+    ScriptRunConfig,
+    Workspace,
+)
+from azureml.core.compute import RemoteCompute
 from azureml.data import DataPath, FileDataset, OutputFileDatasetConfig
 from azureml.data.dataset_error_handling import DatasetExecutionError, DatasetValidationError
 from azureml.exceptions import UserErrorException
@@ -185,3 +194,26 @@ def test_other_hosts_get_copies_of_local_files(workspace: Any, tmp_path: Path, w
     assert there["near"].source == f"file://{tmp_path}/1.txt"
     assert there["far"] == here["far"]
     assert set(there) == {"near", "far"}
+
+
+def test_an_output_needs_a_target_on_this_host(workspace: Any, tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "")
+    lab = RemoteCompute.attach_configuration(username="user", address="gpu1")
+    ComputeTarget.attach(workspace, "lab", lab)
+    output = OutputFileDatasetConfig("found").as_upload()
+    config = ScriptRunConfig(str(tmp_path), "train.py", [output], compute_target="lab")
+    with pytest.raises(UserErrorException, match=mentioning("'found'", "'lab'", "./outputs")):
+        Experiment(workspace, "outputs").submit(config)
+
+
+def test_credentials_are_not_in_messages(workspace: Any, tmp_path: Path, web: str) -> None:
+    query = "sig=hunter2"
+    with pytest.raises(DatasetValidationError) as caught:
+        Dataset.File.from_files(f"{web}/no.zip?{query}")
+    dataset = Dataset.File.from_files(f"{web}/x/data.zip?{query}")
+    assert dataset.to_path() == ["/data.zip"]
+    (tmp_path / "web/x/data.zip").unlink()
+    with pytest.raises(DatasetExecutionError) as also:
+        dataset.download(str(tmp_path / "copy"))
+    shown = [*traceback.format_exception(caught.value), *traceback.format_exception(also.value)]
+    assert "hunter2" not in "".join([*shown, repr(dataset)])

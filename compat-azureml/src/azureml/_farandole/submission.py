@@ -93,6 +93,13 @@ def request_of(
     further += [each for each in run_config.data_references.values() if hasattr(each, "_run_input")]
     given, is_text = _words(config)
     arguments = translated(given, further, run_id)
+    elsewhere = _kind(run_config.target) == "ssh"
+    if arguments.outputs and elsewhere:
+        raise UserErrorException(
+            f"the output {next(iter(arguments.outputs))!r} is a folder of this host, and the target"
+            f" {run_config.target!r} runs on other hosts; let the script write to ./outputs, whose"
+            " files are copied back"
+        )
     environment = environments.spec_of(run_config.environment)
     environments.report(run_config.environment, environment)
     _report_few_cores(layout, run_config.target)
@@ -106,7 +113,7 @@ def request_of(
         tf_workers=layout.tf_workers,
         target=run_config.target,
         environment=environment,
-        inputs=arguments.input_specs(elsewhere=_kind(run_config.target) == "ssh"),
+        inputs=arguments.input_specs(elsewhere=elsewhere),
         variables={
             **run_config.environment.environment_variables,
             **run_config.environment_variables,

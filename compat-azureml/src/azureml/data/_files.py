@@ -116,7 +116,7 @@ def _listed(source: str) -> list[DatasetFile]:
         text = str(error).replace(source, shown)
         raise DatasetExecutionError(
             f"the dataset {shown} cannot be read: {type(error).__name__}: {text}"
-        ) from error
+        ) from None  # the cause may show credentials
 
 
 def _with_common_names(found: Sequence[DatasetFile]) -> list[DatasetFile]:
@@ -172,10 +172,11 @@ def _fetch(file: DatasetFile, target: str) -> None:
             file.system.get_file(file.path, partial)
         os.replace(partial, target)
     except Exception as error:
+        shown = without_credentials(file.path)
+        text = str(error).replace(file.path, shown)
         raise DatasetExecutionError(
-            f"{without_credentials(file.path)} cannot be fetched to {target}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
+            f"{shown} cannot be fetched to {target}: {type(error).__name__}: {text}"
+        ) from None  # the cause may show credentials
     finally:
         if os.path.lexists(partial):
             os.unlink(partial)
