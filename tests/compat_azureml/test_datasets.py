@@ -217,3 +217,11 @@ def test_credentials_are_not_in_messages(workspace: Any, tmp_path: Path, web: st
         dataset.download(str(tmp_path / "copy"))
     shown = [*traceback.format_exception(caught.value), *traceback.format_exception(also.value)]
     assert "hunter2" not in "".join([*shown, repr(dataset)])
+
+
+def test_the_text_of_a_reference_is_its_path(workspace: Any) -> None:
+    reference = workspace.get_default_datastore().path("there", "digits").as_mount()
+    arguments = translated(["--data", str(reference), "$HOME"], [reference.to_config()], "e_1_a")
+    assert arguments.words == ["--data", "{AZUREML_DATAREFERENCE_digits}", "$HOME"]
+    assert arguments.shown[1] == "$AZUREML_DATAREFERENCE_digits"
+    assert set(arguments.input_specs()) == {"AZUREML_DATAREFERENCE_digits"}

@@ -103,7 +103,12 @@ def translated(given: Iterable[Any], further: Iterable[Any], run_id: str) -> Arg
         found.shown.append(shown)
     for each in further:
         _word(each, found, run_id)
-    return found
+    # str() of a DataReference is the name of its variable.
+    words = [
+        f"{{{word[1:]}}}" if word[:1] == "$" and word[1:] in found.inputs else word
+        for word in found.words
+    ]
+    return found._replace(words=words)
 
 
 def _word(given: Any, found: Arguments, run_id: str) -> tuple[str, str]:

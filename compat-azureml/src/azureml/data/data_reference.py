@@ -70,6 +70,10 @@ class DataReference:
         """Raises UserErrorException: use ``OutputFileDatasetConfig``."""
         return self._with_mode("upload", path_on_compute, overwrite)
 
+    def to_config(self) -> DataReference:
+        """Return this reference, as a value of ``RunConfiguration.data_references``."""
+        return self
+
     def _with_mode(self, mode: str, path_on_compute: str | None, overwrite: bool) -> DataReference:
         return DataReference(
             self.datastore,
