@@ -154,6 +154,15 @@ export class CurvesPanel {
     this.reload();
   }
 
+  /** Give the same sources other labels and starts. Over steps, no curve has to be read again. */
+  relabel(sources) {
+    const moved = this.axis === "time" && sources.some((each, at) => each.start !== this.sources[at]?.start);
+    this.sources = sources;
+    for (const card of this.cards.values()) card.legendKeys = null;
+    if (moved) this.reload();
+    else this.redraw();
+  }
+
   /** Show a card for each metric; cards that exist are kept. */
   setNames(names) {
     const wanted = new Set(names);
@@ -242,6 +251,7 @@ export class CurvesPanel {
     const byName = new Map(cards.map((card) => [card.name, new Map()]));
     for (const each of found) byName.get(each.name)?.set(each.key, each);
     for (const card of cards) card.set(byName.get(card.name));
+    this.delivered?.();
   }
 
   /** Append live points: a list of {key, name, x, y} with x on the present axis. */

@@ -2,7 +2,7 @@
 
 import { look } from "../chart/palette.js";
 import { CurvesPanel } from "../chart/panel.js";
-import { getComparison, getSeries } from "../shared/api.js";
+import { getComparison, getRun, getSeries } from "../shared/api.js";
 import { announce } from "../shared/announce.js";
 import { fill, h, icon } from "../shared/dom.js";
 import { count } from "../shared/format.js";
@@ -14,6 +14,8 @@ import { differenceTables } from "./differences.js";
 import { equalValueTable, measuresTable } from "./measures.js";
 
 const AGAIN = 5000; // milliseconds between two readings while a run is active
+const MANY = 10; // runs from which on the curves come before the comparison
+const PATIENCE = 3000; // milliseconds for which the comparison waits for them
 const SHOWN = 24; // runs in the head of the page and in the tables
 
 /** Show the comparison of runs in `place`; return a function that ends it. */
@@ -50,7 +52,7 @@ class CompareView {
       Escape: () => go("#/runs"),
       "/": () => this.panel.element.querySelector(".metric-filter").focus(),
     });
-    this.read();
+    this.begin();
     return () => {
       this.closed = true;
       clearTimeout(this.timer);
@@ -58,8 +60,26 @@ class CompareView {
     };
   }
 
-  async read() {
+  /** Draw the curves of the first run's metrics at once: comparing many runs takes longer. */
+  async begin() {
     if (this.ids.length < 2) return this.failed("Select two or more runs in the list.");
+    try {
+      const first = await getRun(this.ids[0]);
+      if (this.closed) return undefined;
+      const drawn = new Promise((resolve) => {
+        this.panel.delivered = resolve;
+        setTimeout(resolve, PATIENCE);
+      });
+      this.panel.setNames(first.metrics[0] ?? []);
+      this.panel.setSources(this.ids.map((id, place) => ({ key: id, label: id, place, start: 0 })));
+      if (this.ids.length > MANY) await drawn;
+    } catch (error) {
+      return this.failed(error.message);
+    }
+    return this.read();
+  }
+
+  async read() {
     let found;
     try {
       found = await getComparison(this.ids);
@@ -69,13 +89,11 @@ class CompareView {
       return undefined;
     }
     if (this.closed) return undefined;
-    const first = !this.found;
     this.found = found;
     this.draw(found);
-    if (first) this.setCurves(found);
-    else if (JSON.stringify(found.metrics) !== this.drawnMetrics) this.panel.setNames(this.names(found));
-    else if (this.active) this.panel.reload();
-    this.drawnMetrics = JSON.stringify(found.metrics);
+    this.panel.setNames(found.metrics);
+    this.panel.relabel(sourcesOf(found));
+    if (this.active) this.panel.reload();
     this.active = found.measures.some((run) => !isFinal(run.state));
     if (this.active) this.timer = setTimeout(() => this.read(), AGAIN);
     return undefined;
@@ -83,22 +101,6 @@ class CompareView {
 
   failed(text) {
     fill(this.head, h("h1.run-title", {}, "Compare"), h("p", {}, text), h("a", { href: "#/runs" }, "All runs"));
-  }
-
-  names(found) {
-    return found.metrics ?? [];
-  }
-
-  setCurves(found) {
-    this.panel.setNames(this.names(found));
-    this.panel.setSources(
-      found.measures.map((run, place) => ({
-        key: run.run_id,
-        label: run.name || run.run_id,
-        place,
-        start: run.began ?? 0,
-      })),
-    );
   }
 
   /** The server's limits are absolute times, which differ between runs: a range of seconds since
@@ -131,6 +133,15 @@ class CompareView {
     fill(this.equal, equalValueTable(found, labels));
     fill(this.tables, measuresTable(found, labels), differenceTables(found, labels));
   }
+}
+
+function sourcesOf({ measures }) {
+  return measures.map((run, place) => ({
+    key: run.run_id,
+    label: run.name || run.run_id,
+    place,
+    start: run.began ?? 0,
+  }));
 }
 
 /** Return the name of a run with the mark of its curves. */
