@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import struct
@@ -12,10 +13,13 @@ from pathlib import Path
 import farandole
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
+from farandole.job.runs.journal import JournalWriter
 from farandole.job.runs.states import RunState
+from farandole.job.tracking.tracker import FINDING
 from tests.kits.written_runs import add_points, written_run
 
 HOSTILE = "<script>document.title = 'owned'</script>"
+NO_EXCHANGE = "no gradients were exchanged in the first 20 steps"
 LINES = 60_000  # of the long log
 NEEDLE = 12_345  # the line with the searched text
 SWEEP = 150  # runs of one experiment
@@ -86,6 +90,7 @@ def write_runs(home: RunsHome) -> dict[str, RunFolder]:
                 "confusion.png": png(160, 120),
                 "classes.csv": b"class,recall\ncat,0.9\ndog,0.8\n",
                 "page.html": HOSTILE.encode(),
+                "timeline.json": timeline(),
             },
         ),
         "ranks": written_run(
@@ -109,8 +114,21 @@ def write_runs(home: RunsHome) -> dict[str, RunFolder]:
     }
     for rank in range(1, 4):
         add_points(found["ranks"], learning(0.012, POINTS, 2 + rank), rank)
-    found["ranks"].record("note", text="copied 3 files")
+    with JournalWriter(found["ranks"].metrics_of(0)) as journal:
+        journal.append({"kind": FINDING, "code": "FAR012", "text": NO_EXCHANGE, "time": 1000.0})
     return found
+
+
+def timeline() -> bytes:
+    """Return the timeline of one rank: a negotiation, and in it the wait for other collectives."""
+    head = {"name": "farandole", "ph": "M", "pid": 0, "tid": 0, "args": {}}
+    spans = [("NEGOTIATE_ALLREDUCE", 10.0, 2000.0), ("ALLREDUCE", 2010.0, 500.0)]
+    events = [
+        {**head, "farandole": {"rank": 0, "begin": 5.0}},
+        {**head, "name": "process_name", "pid": 1, "args": {"name": "gradient"}},
+        *({"name": name, "ph": "X", "ts": at, "dur": dur, "pid": 1} for name, at, dur in spans),
+    ]
+    return json.dumps(events).encode()
 
 
 def submit_live(folder: Path) -> farandole.Run:

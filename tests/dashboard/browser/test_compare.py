@@ -20,6 +20,9 @@ def test_selected_runs_are_compared(visit: Callable[..., Page], runs: dict[str, 
     page.get_by_role("button", name="Compare 2").click()
     expect(page.get_by_role("heading", name="2 runs compared")).to_be_visible()
 
+    unfair = page.get_by_role("region", name="This comparison is unfair")
+    expect(unfair.locator('[data-code="no-gradients-exchanged"]')).to_contain_text("four ranks")
+
     loss = page.locator('.card[data-metric="loss"]')
     expect(loss.locator(".legend-name")).to_have_text(["one rank", "four ranks"])
     page.get_by_role("button", name="Time").click()

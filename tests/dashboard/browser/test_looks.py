@@ -27,6 +27,7 @@ def test_every_view_is_accessible(theme: str, visit: Visit, runs: dict[str, RunF
         f"#/run/{base}/log": ".log-text:has-text('the last line')",
         f"#/run/{ranks}/ranks": ".host",
         f"#/run/{base}/files": ".file",
+        f"#/run/{base}/timeline": "canvas.lanes",
         f"#/run/{runs['failed'].run_id}/details": ".pairs",
         f"#/compare/{base},{ranks}": ".card canvas",
     }
@@ -61,7 +62,6 @@ def test_a_narrow_screen_scrolls_only_downwards(visit: Visit, runs: dict[str, Ru
     for view in views:
         page.goto(page.url.partition("#")[0] + view)
         expect(page.locator("main > *").first).to_be_visible()
-        page.wait_for_load_state("networkidle") if view == "" else None
         assert page.evaluate("document.documentElement.scrollWidth") == 380, view
     page.goto(page.url.partition("#")[0] + "#/runs?experiment=digits")
     expect(page.get_by_role("link", name="one rank")).to_be_visible()

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from farandole.job.runs.folder import RunFolder
-from tests.dashboard.browser.runs import LINES, NEEDLE, POINTS
+from tests.dashboard.browser.runs import LINES, NEEDLE, NO_EXCHANGE, POINTS
 
 Visit = Callable[..., Page]
 
@@ -132,3 +132,20 @@ def test_a_failed_run_shows_its_cause_and_request(visit: Visit, runs: dict[str, 
     page.get_by_role("tab", name="Details").click()
     expect(page.get_by_role("tabpanel")).to_contain_text("python train.py")
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+
+
+def test_findings_come_first(visit: Visit, runs: dict[str, RunFolder]) -> None:
+    page = visit(f"#/run/{runs['ranks'].run_id}")
+    expect(page.get_by_role("region", name="1 finding")).to_contain_text(NO_EXCHANGE)
+
+
+def test_a_timeline_has_lanes_and_totals(visit: Visit, runs: dict[str, RunFolder]) -> None:
+    page = visit(f"#/run/{runs['base'].run_id}/timeline")
+    lanes = page.locator("canvas.lanes")
+    expect(lanes).to_be_visible()
+    totals = page.get_by_role("region", name="Totals of the activities")
+    expect(totals.get_by_role("row", name="NEGOTIATE_ALLREDUCE 1 2.00 ms")).to_be_visible()
+    box = lanes.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + box["height"] - 9)
+    expect(page.locator(".lanes-tip")).to_contain_text("NEGOTIATE_ALLREDUCE")
