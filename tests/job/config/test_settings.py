@@ -42,6 +42,7 @@ FLAGS = [
     "--elastic-timeout",
     "--reset-limit",
     "--cooldown-range",
+    "--max-restarts",
     "--no-stall-check",
     "--stall-check-warning-time-seconds",
     "--stall-check-shutdown-time-seconds",

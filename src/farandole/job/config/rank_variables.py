@@ -12,3 +12,5 @@ PROCESS = "FARANDOLE_PROCESS"
 STATUS = "FARANDOLE_STATUS"
 # The folder of the run to which this process belongs.
 RUN_VARIABLE = "FARANDOLE_RUN_DIR"
+# The number of restarts of this rank's job so far; set if the job may be restarted.
+RESTART_VARIABLE = "FARANDOLE_RESTART_COUNT"

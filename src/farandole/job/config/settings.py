@@ -194,6 +194,13 @@ class Settings(Variables):
         group=ELASTIC,
         unit="s",
     )
+    max_restarts: int = setting(
+        0,
+        "most times that all processes are started again after a failure, for programs that resume"
+        " from their last checkpoint",
+        flag="--max-restarts",
+        group=ELASTIC,
+    )
     stall_check_disable: bool = setting(
         False,
         "do not warn about stalled ranks",

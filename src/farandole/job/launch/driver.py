@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from typing import Any
 
 from farandole.base.log import logger
+from farandole.errors import JobFailedError
 from farandole.job.config.doubts import doubts
-from farandole.job.config.rank_variables import RUN_VARIABLE
+from farandole.job.config.rank_variables import RESTART_VARIABLE, RUN_VARIABLE
 from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams
@@ -39,9 +41,31 @@ def run(job: Job) -> list[Any]:
     cannot start.
     """
     if job.settings.track and RUN_VARIABLE not in {**os.environ, **job.env}:
-        recorded: list[Any] = registry.load("tracking", "run")(job, _run)
+        recorded: list[Any] = registry.load("tracking", "run")(job, _restarting)
         return recorded
-    return _run(job)
+    return _restarting(job)
+
+
+def _restarting(job: Job) -> list[Any]:
+    """Run the job, and all its ranks again after a failure, at most ``max_restarts`` times."""
+    for number in range(job.settings.max_restarts):
+        try:
+            return _run(_restarted(job, number))
+        except Interrupted:
+            raise
+        except JobFailedError as error:
+            job.display.note(f"{error}\nrestart {number + 1} of {job.settings.max_restarts}")
+    return _run(_restarted(job, job.settings.max_restarts))
+
+
+def _restarted(job: Job, number: int) -> Job:
+    """Return the job of restart ``number``, with a folder of its own for the output of ranks."""
+    if not job.settings.max_restarts:
+        return job
+    display = copy.copy(job.display)
+    if number and display.output_dir is not None:
+        display.output_dir = os.path.join(display.output_dir, f"restart.{number}")
+    return job._replace(env={**job.env, RESTART_VARIABLE: str(number)}, display=display)
 
 
 def _run(job: Job) -> list[Any]:

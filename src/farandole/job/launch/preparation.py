@@ -114,7 +114,7 @@ def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dic
     mine = {name: value for name, value in job.env.items() if name not in known}
     set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
     # A job that a rank starts is not elastic because this one is.
-    settings = job.settings.replace(min_np=0, max_np=0, host_discovery_script="")
+    settings = job.settings.replace(min_np=0, max_np=0, max_restarts=0, host_discovery_script="")
     own_variables = {
         **placement.to_env(),
         **connection.to_env(),
