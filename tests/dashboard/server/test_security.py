@@ -36,12 +36,27 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(
     assert browser.get("/api/runs").status_code == 200
 
 
-def test_a_link_on_another_site_leads_to_a_page_to_click(
+def test_a_ticket_opens_the_page_once(browser: TestClient, access: Access) -> None:
+    ticket = access.ticket()
+    answer = browser.get(f"/?token={ticket}&run=study_1_ab")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/#/run/study_1_ab")
+    assert browser.get("/api/runs").status_code == 200
+    browser.cookies.clear()
+    assert browser.get(f"/?token={ticket}").status_code == 401
+    assert (
+        browser.get("/api/runs", headers={"authorization": f"Bearer {ticket}"}).status_code == 401
+    )
+
+
+def test_a_link_on_another_site_leads_to_a_page_that_goes_on(
     browser: TestClient, access: Access
 ) -> None:
-    answer = browser.get(f"/?token={access.token}", headers={"sec-fetch-site": "cross-site"})
+    answer = browser.get(
+        f'/?token={access.token}&run="><script>', headers={"sec-fetch-site": "cross-site"}
+    )
     assert answer.status_code == 200
     assert 'href="/"' in answer.text
+    assert "script" not in answer.text
     assert access.token not in answer.text
     assert browser.get("/").status_code == 200
 
@@ -51,11 +66,17 @@ def test_another_name_of_the_host_gets_nothing(
     browser: TestClient, access: Access, path: str
 ) -> None:
     enter(browser, access)
-    for host in ("evil.example:8000", "", "localhost.evil:8000", "evil@127.0.0.1", "[::2]:8000"):
+    for host in (
+        "evil.example:8000",
+        "",
+        "localhost.evil:8000",
+        "evil@127.0.0.1",
+        "127.0.0.1.evil.example",
+    ):
         answer = browser.get(path.format(token=access.token), headers={"host": host})
         assert answer.status_code == 421
         assert "set-cookie" not in answer.headers
-    for host in ("localhost:8000", "LOCALHOST", "127.0.0.1:9000", "[::1]:8000"):
+    for host in ("localhost:8000", "LOCALHOST", "127.0.0.1:9000", "[::1]:8000", "10.0.0.1"):
         assert browser.get("/", headers={"host": host}).status_code == 200
 
 

@@ -50,21 +50,21 @@ def main(arguments: Sequence[str]) -> int:
             " pip install 'farandole[dashboard]'"
         ) from None
     home = RunsHome()
-    view = f"#/run/{find_run(home, options.run).run_id}" if options.run else ""
+    view = f"&run={find_run(home, options.run).run_id}" if options.run else ""
     wanted = PORT if options.port is None else options.port
     listener = bound(options.host, wanted, exactly=options.port is not None)
     port = listener.getsockname()[1]
     names = [socket.gethostname(), socket.getfqdn()] if options.host in _EVERY else [options.host]
     access = Access(port, [f"[{name}]" if ":" in name else name for name in names])
     shown = names[0] if options.host in _EVERY else options.host
-    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={access.token}{view}"
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
 
     def ready() -> None:
-        sys.stdout.write(f"{address}\n")
+        sys.stdout.write(f"{address}?token={access.token}{view}\n")
         sys.stdout.flush()
         sys.stderr.write("farandole: open this address in a browser; Ctrl-C ends the page\n")
         if not options.no_browser:
-            _open(address)
+            _open(f"{address}?token={access.ticket()}{view}")
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     serve(home, listener, access, ready)

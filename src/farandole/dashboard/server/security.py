@@ -1,9 +1,11 @@
 """Protection of the page: who may read it, and what a browser may do with it.
 
 - A random token, printed once as part of the page's address, becomes a cookie that no script and no
-  other site can use. Programs may send it as ``Authorization: Bearer TOKEN`` instead.
-- The ``Host`` header must name this server. So a foreign domain that resolves to this address (DNS
-  rebinding) gets nothing.
+  other site can use. Programs may send it as ``Authorization: Bearer TOKEN`` instead. A browser
+  that the command starts gets a ticket for one use, because other users see the arguments of
+  processes.
+- The ``Host`` header must name this server, or be an address. So a foreign domain that resolves to
+  this address (DNS rebinding) gets nothing.
 - A request that changes something needs this page as its ``Origin``, and a second token in the
   header ``X-Farandole-Token``, which only the page's own script can read (``GET /api/session``).
 - The content security policy forbids scripts, styles and connections from elsewhere.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 from collections.abc import Collection
@@ -38,10 +41,11 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 _READING = ("GET", "HEAD")
-_AGAIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Farandole</title>
-<h1>Farandole</h1>
-<p>This page needs the address with the token that <code>farandole dashboard</code> has printed.
-<p>You have just opened that address? Then <a href="/">go on to the page</a>."""
+_RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Farandole</title>'
+_UNKNOWN = f"""{_START}<h1>Farandole</h1>
+<p>This page needs the address with the token that <code>farandole dashboard</code> has printed."""
+_GO_ON = _START + '<meta http-equiv="refresh" content="0;url={0}"><p><a href="{0}">Go on</a>'
 
 
 class Access:
@@ -52,12 +56,26 @@ class Access:
         self.token = token or secrets.token_urlsafe(24)
         self.post_token = hmac.new(self.token.encode(), b"post", hashlib.sha256).hexdigest()
         self.cookie = f"farandole-{port}"  # browsers share cookies between the ports of a host
-        self._hosts = {"127.0.0.1", "localhost", "[::1]", *(name.lower() for name in hosts)}
+        self._hosts = {"localhost", *(name.lower() for name in hosts)}
+        self._tickets: set[str] = set()
 
     def serves(self, host: str) -> bool:
         """Return whether a ``Host`` header names this server, with any port, as ssh forwards it."""
-        name = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:\[\]]+)(:\d+)?", host.lower())
-        return name is not None and name[1] in self._hosts
+        found = re.fullmatch(r"\[([0-9a-f:]+)\](:\d+)?|([^:\[\]]+)(:\d+)?", host.lower())
+        name = (found[1] or found[3]) if found else ""
+        return name in self._hosts or _is_address(name)
+
+    def ticket(self) -> str:
+        """Return a token for the page that is valid once."""
+        self._tickets.add(made := secrets.token_urlsafe(24))
+        return made
+
+    def admits(self, token: str) -> bool:
+        """Return whether a token of an address is the server's token, or an unused ticket."""
+        if token in self._tickets:
+            self._tickets.discard(token)
+            return True
+        return _same(token, self.token)
 
     def knows(self, headers: Headers) -> bool:
         """Return whether a request has the token, as a cookie or as a bearer token."""
@@ -115,12 +133,13 @@ class AccessGuard:
             return JSONResponse(
                 {"error": f"this server is not {host!r}; open the address that it has printed"}, 421
             )
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if given and scope["path"] == "/" and _same(given, access.token):
-            return self._entry(headers)
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        given = query.get("token", [""])[0]
+        if given and scope["path"] == "/" and access.admits(given):
+            return self._entry(headers, query.get("run", [""])[0])
         if not access.knows(headers):
             if scope["path"] == "/":
-                return HTMLResponse(_AGAIN, 401)
+                return HTMLResponse(_UNKNOWN, 401)
             return JSONResponse({"error": "this request has no token, or a wrong one"}, 401)
         if scope["method"] not in _READING and not access.may_change(headers):
             return JSONResponse(
@@ -128,13 +147,14 @@ class AccessGuard:
             )
         return None
 
-    def _entry(self, headers: Headers) -> Response:
-        """Return the answer that turns the token of the address into a cookie."""
+    def _entry(self, headers: Headers, run_id: str) -> Response:
+        """Return the answer that turns the token of the address into a cookie, and opens a run."""
+        target = f"/#/run/{run_id}" if re.fullmatch(_RUN_ID, run_id) else "/"
         if headers.get("sec-fetch-site", "none") == "cross-site":
-            # After a link on another site, a redirect would lack the cookie; a click here has it.
-            answer: Response = HTMLResponse(_AGAIN)
+            # After a link on another site, a redirect would lack the cookie; this page has it.
+            answer: Response = HTMLResponse(_GO_ON.format(target))
         else:
-            answer = RedirectResponse("/", 303)
+            answer = RedirectResponse(target, 303)
         answer.set_cookie(
             self._access.cookie, self._access.token, httponly=True, samesite="strict", path="/"
         )
@@ -143,3 +163,11 @@ class AccessGuard:
 
 def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
