@@ -39,6 +39,7 @@ class NoExchange:
         self._digest = 0
         self._steps = 0
         self._end = ""  # of the message: the steps that were taken
+        self.models: int | None = None  # different models of the ranks, on rank 0 after a report
 
     def begin(self) -> None:
         if context.settings().check != "off" and not context.exchange_counts().skipped:
@@ -79,4 +80,5 @@ class NoExchange:
             optimizer = getattr(model, "optimizer", None)
             with_it = f" with {type(optimizer).__name__}" if optimizer is not None else ""
             self.end()
+            self.models = None if found is None else len(set(found))
             report_unwrapped(f"{self._did} {self._end}{with_it}", found, self._cure)

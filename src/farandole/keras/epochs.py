@@ -12,13 +12,15 @@ import numpy as np
 
 from farandole.base.digests import combined
 from farandole.checks.no_exchange import NoExchange
-from farandole.checks.reporting import warn_once
+from farandole.checks.reporting import warn_once, warn_unless_off
 from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.job.report import training_progress
 from farandole.keras import metrics
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.checks import uneven_steps
+from farandole.keras.epoch_mistakes import epochs_divided
 from farandole.keras.files import Unsaved
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
@@ -200,9 +202,19 @@ class NoExchangeWarning(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._watch.step_ended(lambda: self.model)  # Keras on JAX moves weights into the model
+        self._look_at_epochs()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._watch.epoch_ended(lambda: self.model)
+        self._look_at_epochs()
+
+    def _look_at_epochs(self) -> None:
+        """Report epochs divided by ``size()``, once the ranks are known to read the same data."""
+        models, self._watch.models = self._watch.models, None
+        if models == 1:
+            divided = epochs_divided(context.size(), int(self.params.get("epochs") or 0))
+            if divided is not None:
+                warn_unless_off(divided)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._watch.end()

@@ -94,8 +94,7 @@ def same_data(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 Reason.SAME_DATA,
                 (run.run_id,),
                 f"{label(run)}: {_ranks(run)} trained on the same data.",
-                f"The ranks repeat the same work {run.ranks} times: a step of all ranks learns no"
-                " more than a step of one.",
+                f"An epoch reads each sample {run.ranks} times: the ranks do not share the work.",
                 "Give each rank its part of the data: hvd.shard(x, y), shard=True, or a"
                 " DistributedSampler.",
             )
