@@ -170,6 +170,7 @@ def test_the_best_run_and_the_order(home: RunsHome, script: ScriptRunConfig) -> 
     experiment = Experiment(Workspace.from_config(), "sweeps")
     run = experiment.submit(config(script))
     run.cancel()
+    assert "best_child_run_id" not in run.get_properties()
     good = child(home, run.id, 0.1, [0.5, 0.9, 0.8], RunState.COMPLETED)
     stopped = child(home, run.id, 0.2, [0.95], RunState.CANCELED)
     none = child(home, run.id, 0.3, [math.nan], RunState.FAILED)
@@ -194,3 +195,6 @@ def test_the_best_run_and_the_order(home: RunsHome, script: ScriptRunConfig) -> 
     assert run.get_hyperparameters()[stopped] == json.dumps({"--lr": 0.2})
     assert run.get_metrics()[good]["accuracy"] == [0.5, 0.9, 0.8]
     assert run.get_details()["runDefinition"]["arguments"] == ["--epochs", "3"]
+    properties = run.get_properties()
+    assert (properties["best_child_run_id"], properties["score"]) == (stopped, "0.95")
+    assert json.loads(properties["primary_metric_config"])["name"] == "accuracy"

@@ -111,7 +111,9 @@ def test_a_sweep_in_a_notebook_finds_its_best_run(
     assert mentions(out, "children: 4 ['Completed', 'Completed', 'Completed', 'Completed']")
     assert mentions(out, "sorted: True")
     assert mentions(out, "best is first: True")
-    assert mentions(out, "arguments: ['--epochs', '3'] True")
+    assert mentions(
+        out, "arguments: ['--epochs', '3', '--data', 'DatasetConsumptionConfig:rows'] True"
+    )
     assert mentions(out, "metrics: ['accuracy', 'size'] True")
     assert mentions(out, "of all: True")
     assert mentions(out, "input: ['/train.py']")

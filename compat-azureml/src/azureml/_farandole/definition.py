@@ -126,7 +126,8 @@ def definition_of_spec(spec: RunSpec) -> dict[str, Any]:
     config.max_run_duration_seconds = int(spec.time_limit) or None
     config.environment.python.conda_dependencies = None
     layout = Layout(resources.nodes, resources.ranks_per_node, spec.tf_workers)
-    words = list(spec.command)
+    shown = {f"{{{each.name}}}": f"DatasetConsumptionConfig:{each.name}" for each in spec.inputs}
+    words = [shown.get(word, word) for word in spec.command]
     is_script = len(words) > 1 and words[0] == "python"
     arguments = Arguments(words, words[2:] if is_script else words, {}, {})
     made = ScriptRunConfig(

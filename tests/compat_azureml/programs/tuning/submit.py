@@ -42,7 +42,7 @@ print("best is first:", best.id == ordered[0]["run_id"])
 values = json.loads(run.get_hyperparameters()[best.id])
 arguments = best.get_details()["runDefinition"]["arguments"]
 print("input:", best.input_datasets["rows"].to_path())
-print("arguments:", arguments[:2], float(arguments[arguments.index("--lr") + 1]) == values["--lr"])
+print("arguments:", arguments[:4], float(arguments[arguments.index("--lr") + 1]) == values["--lr"])
 metrics = best.get_metrics()
 print("metrics:", sorted(metrics), max(metrics["accuracy"]) == ordered[0]["best_primary_metric"])
 print("of all:", sorted(run.get_metrics()) == sorted(each["run_id"] for each in ordered))

@@ -80,6 +80,28 @@ class HyperDriveRun(Run):
             for child in self._children()
         }
 
+    def get_details(self) -> dict[str, Any]:
+        """Return all facts about the sweep; the properties name the metric and the best run."""
+        found = super().get_details()
+        best = next((child for child in self._sorted() if child.best is not None), None)
+        found["properties"] = {
+            **found["properties"],
+            "primary_metric_config": json.dumps(self._config()["primary_metric_config"]),
+            "resume_from": "null",
+            "runTemplate": "HyperDrive",
+            "azureml.runsource": "hyperdrive",
+            **(
+                {
+                    "best_child_run_id": best.folder.run_id,
+                    "score": str(best.best),
+                    "best_metric_status": "Succeeded",
+                }
+                if best is not None
+                else {}
+            ),
+        }
+        return found
+
     def _config(self) -> dict[str, Any]:
         found = (read_json(self._folder.file(FILE)) or {}).get("hyperDrive")
         if found is None:
