@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -191,6 +193,44 @@ def test_as_many_ranks_in_a_new_session_go_on_in_the_epoch(
     assert (len(sampler), list(sampler)) == (4, [4, 6, 8, 10])
     sampler.record_batch(0, 2)
     assert sampler.processed_num == 8
+
+
+class Membership(NamedTuple):
+    """The ranks of a job, and the batches that they commit before it changes."""
+
+    size: int
+    batches: int
+
+
+@given(
+    st.integers(1, 90),
+    st.integers(1, 4),
+    st.lists(st.builds(Membership, st.integers(1, 5), st.integers(0, 4)), max_size=5),
+)
+def test_the_order_of_samples_does_not_depend_on_the_memberships(
+    length: int, batch: int, history: list[Membership]
+) -> None:
+    (alone,) = dealt(1, length, seed=2)
+    seen: list[int] = []
+    committed = {"epoch": 0, "processed_num": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        for number, membership in enumerate([*history, Membership(1, length)]):
+            patch.setattr(context, "session_id", lambda number=number: f"{number}.1")
+            samplers, parts = [], []
+            for rank in range(membership.size):
+                place = Placement(rank=rank, size=membership.size)
+                patch.setattr(session, "placement", lambda place=place: place)
+                samplers.append(ElasticSampler(length, seed=2))
+                samplers[-1].load_state_dict(committed)
+                parts.append(list(samplers[-1]))
+                for done in range(membership.batches):
+                    samplers[-1].record_batch(done, batch)
+            committed = samplers[0].state_dict()
+            assert all(each.state_dict() == committed for each in samplers)
+            taken = [part[: membership.batches * batch] for part in parts]
+            seen += woven(taken)[: length - len(seen)]
+            assert len(seen) == committed["processed_num"]
+    assert seen == alone
 
 
 def test_before_init_there_is_no_rank() -> None:

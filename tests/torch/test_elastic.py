@@ -277,6 +277,29 @@ def test_what_a_state_was_given_is_what_the_program_goes_on_with() -> None:
     assert one == ((True, True), (True, False), [0.25, 0.5], 1, [0.25])
 
 
+def test_after_a_reset_a_reader_goes_on_from_its_position() -> None:
+    from farandole.torch.elastic_state import TorchState
+
+    class Reader:
+        """Yields from where the last load has put it, like the readers of Parquet files."""
+
+        begin = done = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"position": self.done}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.begin = self.done = state["position"]
+
+    model = torch.nn.Linear(1, 1)
+    state = TorchState(model=model, reader=Reader(), epoch=0)
+    state.reader.done, state.epoch = 5, 3
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    state.on_reset()
+    assert (state.reader.begin, state.epoch, model.weight.item()) == (5, 3, 2.0)
+
+
 def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     from farandole.torch import elastic_state as of_torch
 

@@ -39,6 +39,12 @@ class StateHandler:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
         self.save()
 
+    def reset(self) -> None:
+        """Adapt to changed ranks without losing progress. A reader of data or a sampler that loads
+        its own state divides the remaining samples among the present ranks.
+        """
+        self.value.load_state_dict(copy.deepcopy(self.value.state_dict()))
+
     def set_value(self, value: Any) -> None:
         """Handle another object from now on."""
         self.value = value
@@ -47,6 +53,9 @@ class StateHandler:
 
 class ModelStateHandler(StateHandler):
     """Handles a ``torch.nn.Module``."""
+
+    def reset(self) -> None:
+        """Keep the weights: they do not depend on the ranks."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -62,6 +71,9 @@ class OptimizerStateHandler(StateHandler):
         """
         drop_gradients(self.value)
         super().restore()
+
+    def reset(self) -> None:
+        """Keep the state of the optimizer: it does not depend on the ranks."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -140,6 +152,10 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers.values():
+            handler.reset()
 
 
 def _handler_of(value: Any) -> StateHandler | None:
