@@ -113,3 +113,26 @@ def test_files_of_one_run_and_links(runs: list[RunFolder]) -> None:
     assert found["new.py"]["runs"] == ["same", "added"]
     assert found["new.py"]["truncated"]
     assert found["link.py"]["diff"] == []
+
+
+def test_runs_that_have_recorded_nothing(home: RunsHome, runs: list[RunFolder]) -> None:
+    waiting = RunFolder(os.path.join(home.runs, "chest", "chest_3_00000000"))
+    waiting.folder("metrics")
+    write_request(waiting, RunSpec("chest", command=("python", "train.py")), home, source="")
+    found = compare([runs[0], waiting])
+    assert found.equal is None
+    assert found.source == []
+    assert found.curves == {}
+    assert [each.code.value for each in found.unfair] == ["end"]
+    assert (found.measures[1].samples, found.measures[1].seconds) == (None, None)
+    assert waiting.run_id in repr(found)
+    json.dumps(found.to_json(), default=str, allow_nan=False)
+
+
+def test_a_learning_rate_of_the_command_line(home: RunsHome) -> None:
+    folder = RunFolder(os.path.join(home.runs, "chest", "chest_4_00000000"))
+    folder.folder("metrics")
+    command = ("python", "train.py", "--learning-rate", "0.5", "--batch-size=64", "--seed", "3")
+    write_request(folder, RunSpec("chest", command=command), home, source="")
+    found = compare([folder, folder]).measures[0]
+    assert (found.learning_rate, found.batch, found.seed) == (0.5, 64, "3")
