@@ -35,7 +35,7 @@ def recorded(home: RunsHome, number: int, ranks: int, source: str, **facts: obje
         for epoch in range(epochs):
             tracker.scalars({"val_auc": 0.6 + 0.05 * epoch, "loss": 1 / (1 + epoch)}, epoch)
         totals = {"training/steps": 30.0 * epochs, "training/samples": 900.0 * epochs}
-        system = {"system/host_load": 1.0, "system/cpu_cores": 1.0}
+        system = {"system/host_cpu_cores": 5.5, "system/cpu_cores": 1.0}
         values = {**totals, **system, "training/epochs": epochs, "training/exchange_bytes": 0.0}
         tracker.record(SYSTEM, step=1, values=values)
         if facts.get("code"):
@@ -68,6 +68,7 @@ def test_a_comparison_reads_the_folders(runs: list[RunFolder]) -> None:
         "same-data-on-all-ranks",
         "samples",
     ]
+    assert (single.other_load, distributed.other_load) == (4.5, 1.5)
     assert found.environment == {"numpy": ["2.1", "2.2"]}
     (source,) = found.source
     assert source["path"] == "train.py"

@@ -23,6 +23,7 @@ EVERY = 5  # looks between two samples
 LEAST_WAIT = 2.0  # seconds; shorter waits are part of any training
 _MOST_NAMES = 3  # of the collectives in a record
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class WaitingEngine(Protocol):
@@ -165,22 +166,35 @@ class Speed:
 
 
 class CpuShare:
-    """The processor use of this process, in cores, and the load average of its host."""
+    """The processor use of this process and of its host, in cores, and the host's load average."""
 
     def __init__(self) -> None:
-        self._last = (time.monotonic(), _process_seconds())
+        self._last = (time.monotonic(), _process_seconds(), host_seconds())
 
     def sample(self, now: float) -> dict[str, float]:
-        before, seconds = self._last
-        spent = _process_seconds()
-        self._last = now, spent
-        cores = (spent - seconds) / (now - before) if now > before else 0.0
-        return {"system/cpu_cores": cores, "system/host_load": os.getloadavg()[0]}
+        before, seconds, of_host = self._last
+        self._last = now, _process_seconds(), host_seconds()
+        passed = now - before
+        if passed <= 0:
+            return {}
+        return {
+            "system/cpu_cores": (self._last[1] - seconds) / passed,
+            "system/host_cpu_cores": max(0.0, self._last[2] - of_host) / passed,
+            "system/host_load": os.getloadavg()[0],
+        }
 
 
 def _process_seconds() -> float:
     times = os.times()
     return times.user + times.system
+
+
+def host_seconds() -> float:
+    """Return the processor seconds that all processes of the host have used since it started."""
+    words = content("/proc/stat").partition("\n")[0].split()
+    # user, nice, system, idle, iowait, irq, softirq, steal; the guests' times are part of the first
+    ticks = [int(word) for word in words[1:9]]
+    return sum(ticks[:3] + ticks[5:]) / _TICKS
 
 
 def memory() -> dict[str, float]:

@@ -272,9 +272,9 @@ def _loads(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
             yield Unfairness(
                 Reason.LOAD,
                 (first.run_id, run.run_id),
-                f"other programs used {loads[0]:.1f} cores of the host during {label(run)},"
-                f" {loads[1]:.1f} during {label(first)}.",
-                "The run on the busier host took longer for this reason alone.",
+                f"processes other than the ranks used {loads[0]:.1f} cores of the host during"
+                f" {label(run)}, {loads[1]:.1f} during {label(first)}.",
+                "They took processor time from the ranks, unless the ranks started them.",
                 "Repeat the runs one at a time on an idle host.",
             )
 

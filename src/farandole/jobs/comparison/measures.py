@@ -50,7 +50,7 @@ class RunMeasures:
     - ``data``, ``validation``: Digests of the training data of rank 0, and of the validation data
       of all ranks; empty if unknown.
     - ``hosts``: Hosts of the ranks. ``cores``: Cores of rank 0's host.
-    - ``other_load``: Load of rank 0's host caused by other processes, in cores.
+    - ``other_load``: Cores of rank 0's host that processes other than the ranks used, on average.
     - ``began``: The time at which the run's last attempt began to run, in seconds since 1970.
     """
 
@@ -103,6 +103,7 @@ def measures(folder: RunFolder) -> RunMeasures:
         sorted({each["code"] for rank in ranks for each in metrics.logged(folder, FINDING, rank)})
     )
     processes = {rank: metrics.logged(folder, PROCESS, rank) for rank in ranks}
+    host_of = {rank: str(each[-1].get("host")) for rank, each in processes.items() if each}
     exchanges = _exchanges(facts["ranks"], codes, zero)
     same_data = _same_data(facts["ranks"], codes, training)
     samples = _total(automatic, SAMPLES, facts["ranks"])
@@ -131,9 +132,9 @@ def measures(folder: RunFolder) -> RunMeasures:
         data=str(of_zero.get("data", "")),
         **_validation(training),
         seed=str(next((named[name] for name in _SEEDS if name in named), "")),
-        hosts=tuple(sorted({str(each[-1].get("host")) for each in processes.values() if each})),
+        hosts=tuple(sorted(set(host_of.values()))),
         cores=next((each[-1].get("cores") for each in processes.values() if each), None),
-        other_load=_other_load(folder, automatic),
+        other_load=_other_load(folder, host_of),
         findings=codes,
     )
 
@@ -189,13 +190,14 @@ def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> 
     return sum(known) if known and len(known) == ranks else None
 
 
-def _other_load(folder: RunFolder, values: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Return the load of rank 0's host that the ranks do not cause, on average."""
-    load = metrics.series(folder, "system/host_load")[2]
-    own = [metrics.series(folder, "system/cpu_cores", rank)[2] for rank in values]
-    if not len(load) or not all(len(each) for each in own):
+def _other_load(folder: RunFolder, hosts: Mapping[int, str]) -> float | None:
+    """Return the cores of rank 0's host that processes other than the ranks used, on average."""
+    total = metrics.series(folder, "system/host_cpu_cores")[2]
+    there = [rank for rank, host in hosts.items() if host == hosts.get(0)]
+    own = [metrics.series(folder, "system/cpu_cores", rank)[2] for rank in there]
+    if not len(total) or not all(len(each) for each in own):
         return None
-    return max(0.0, float(load.mean()) - sum(float(each.mean()) for each in own))
+    return max(0.0, float(total.mean()) - sum(float(each.mean()) for each in own))
 
 
 def _arguments(command: Sequence[str]) -> dict[str, str]:
