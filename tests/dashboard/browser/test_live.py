@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +28,12 @@ def test_a_run_is_watched_and_stopped(visit: Callable[..., Page], live: farandol
     expect(page.locator(selector)).to_be_visible()
     for before in (0, 10, 20):  # new points arrive without a reload
         page.wait_for_function(GROWS, arg=[selector, before])
+
+    page.get_by_role("tab", name="Ranks").click()
+    for rank in range(2):
+        expect(page.locator(f'tr[data-rank="{rank}"]')).to_contain_text(
+            re.compile("running|waiting")
+        )
 
     page.get_by_role("tab", name="Log").click()
     page.get_by_role("combobox", name="Log of").select_option("1")

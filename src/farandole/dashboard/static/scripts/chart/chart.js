@@ -8,6 +8,7 @@ import { color } from "./palette.js";
 import { ROWS, rowsOf } from "./curve.js";
 
 const ZOOM = 1.25; // factor of one step of the wheel or of a key
+const FEW = 12; // curves with bands and, under smoothed ones, raw values
 const STEP = 0.15; // part of the view by which an arrow key moves
 const FONT = "12px Inter, system-ui, sans-serif";
 
@@ -80,7 +81,8 @@ export class Chart {
   seriesOf(look) {
     const single = (plot) => plot.data[0].length === 1; // a point without a line
     const line = { width: 1.75, dash: look.dash ?? undefined, spanGaps: true, points: { show: single, size: 6 } };
-    const hidden = { width: 0, spanGaps: true, points: { show: false } };
+    const few = this.looks.length <= FEW;
+    const hidden = { width: 0, spanGaps: true, points: { show: false }, show: few };
     return [
       { ...line, stroke: () => color(look.index) },
       { ...hidden, stroke: () => "transparent" },
