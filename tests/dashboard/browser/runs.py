@@ -108,7 +108,7 @@ def write_runs(home: RunsHome) -> dict[str, RunFolder]:
             RunState.FAILED,
             name="too fast",
             cause="rank 1 failed: ValueError: the loss is NaN",
-            metrics=learning(0.1, 40, 3),
+            metrics={**learning(0.1, 40, 3), "gradient": [1.0, 4.0, math.inf, math.nan]},
         ),
         "hostile": written_run(home, "digits", name=HOSTILE, tags={HOSTILE: HOSTILE}),
     }

@@ -129,6 +129,7 @@ def test_files_are_previewed_as_what_they_are(visit: Visit, runs: dict[str, RunF
 def test_a_failed_run_shows_its_cause_and_request(visit: Visit, runs: dict[str, RunFolder]) -> None:
     page = visit(f"#/run/{runs['failed'].run_id}")
     expect(page.locator(".cause")).to_contain_text("rank 1 failed: ValueError: the loss is NaN")
+    expect(card(page, "gradient")).to_contain_text("2 values of NaN or infinity")
     page.get_by_role("tab", name="Details").click()
     expect(page.get_by_role("tabpanel")).to_contain_text("python train.py")
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)

@@ -1,7 +1,7 @@
 // One metric on the page: its chart, a legend with the values under the cursor, and its last value.
 
 import { fill, h, icon } from "../shared/dom.js";
-import { duration, number } from "../shared/format.js";
+import { count, duration, number } from "../shared/format.js";
 import { Chart } from "./chart.js";
 import { Curve } from "./curve.js";
 import { look } from "./palette.js";
@@ -103,8 +103,9 @@ export class Card {
     fill(this.value, last === undefined ? "" : number(last));
     const texts = present.map((curve) => `last value ${number(curve.last)} of ${curve.total} points`);
     this.plot.setAttribute("aria-label", `${this.name}: ${texts.slice(0, 4).join("; ") || "no points"}`);
-    const allMissing = present.length > 0 && present.every((curve) => curve.y.every((y) => y === null));
-    fill(this.note, present.length ? (allMissing ? "All values are NaN or infinite." : "") : "No points yet.");
+    const missing = present.reduce((sum, curve) => sum + curve.notFinite, 0);
+    const remark = missing ? `${count(missing, "value")} of NaN or infinity` : "";
+    fill(this.note, present.length ? remark : "No points yet.");
   }
 
   drawLegend(present) {

@@ -10,6 +10,7 @@ export class Curve {
     this.low = merged ? answer.min.slice() : null;
     this.high = merged ? answer.max.slice() : null;
     this.total = answer.total ?? this.x.length;
+    this.notFinite = answer.not_finite ?? 0;
   }
 
   get length() {
@@ -32,6 +33,7 @@ export class Curve {
     this.low?.push(y);
     this.high?.push(y);
     this.total += 1;
+    this.notFinite += y === null ? 1 : 0;
     return true;
   }
 }

@@ -224,6 +224,11 @@ export class CurvesPanel {
     }
   }
 
+  /** Read the curves again; the charts stay until the new ones have arrived. */
+  refresh() {
+    for (const card of this.cards.values()) this.request(card);
+  }
+
   rebuild() {
     for (const card of this.cards.values()) card.rebuild();
   }

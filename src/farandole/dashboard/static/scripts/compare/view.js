@@ -93,7 +93,7 @@ class CompareView {
     this.draw(found);
     this.panel.setNames(found.metrics);
     this.panel.relabel(sourcesOf(found));
-    if (this.active) this.panel.reload();
+    if (this.active) this.panel.refresh();
     this.active = found.measures.some((run) => !isFinal(run.state));
     if (this.active) this.timer = setTimeout(() => this.read(), AGAIN);
     return undefined;

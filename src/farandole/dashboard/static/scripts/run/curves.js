@@ -103,7 +103,7 @@ export class CurvesPart {
   }
 
   again() {
-    this.panel.reload();
+    this.panel.refresh();
   }
 
   search() {
