@@ -82,6 +82,7 @@ def measured(home: RunsHome, sizes: Sizes) -> Iterator[Result]:
         yield from _zoom(browser, site, one.run_id)
         ids = [folder.run_id for folder in curves]
         yield from _compare(browser, site, ids)
+        yield from _latency(browser, site, one.run_id, one.metrics_of(0))
         yield from _growth(browser, site, one.run_id, one.metrics_of(0))
 
 
@@ -123,6 +124,25 @@ def _busy(tools: CDPSession) -> float:
         each["name"]: each["value"] for each in tools.send("Performance.getMetrics")["metrics"]
     }
     return float(found["TaskDuration"])
+
+
+def _latency(browser: Browser, site: Site, run_id: str, journal: str) -> Iterator[Result]:
+    """Append single points, and measure the longest time until the page has drawn one of them."""
+    longest = 0.0
+    with opened(browser, site) as page:
+        page.goto(f"{site.address}#/run/{run_id}")
+        page.wait_for_function(f"() => ({DRAWN})(1)")
+        points = "() => Number(document.querySelector('.card').dataset.points)"
+        for pause in (300, 410, 520, 630, 740):
+            page.wait_for_timeout(pause)
+            before = page.evaluate(points)
+            record = {"step": before, "time": 1.7e9 + before, "values": {"loss": 1.0}}
+            begin = time.perf_counter()
+            with open(journal, "ab") as file:
+                file.write(encode(record))
+            page.wait_for_function(f"before => ({points})() > before", arg=before)
+            longest = max(longest, time.perf_counter() - begin)
+    yield Result("a new point until it is drawn, the longest of 5", f"{longest:.2f} s", "1 s")
 
 
 def _growth(browser: Browser, site: Site, run_id: str, journal: str) -> Iterator[Result]:
