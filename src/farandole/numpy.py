@@ -159,6 +159,18 @@ class Compression:
         dtype = DType.FLOAT16
 
 
+if TYPE_CHECKING:
+    from farandole.core.api import elastic as elastic
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "elastic":  # loaded when it is used, because most jobs have a fixed size
+            from farandole.core.api import elastic
+
+            return elastic
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 if not TYPE_CHECKING:
     __all__ = names.listed(
         names.BASICS,
@@ -169,6 +181,7 @@ if not TYPE_CHECKING:
         names.OBJECTS,
         (
             "Compression",
+            "elastic",
             "gather",
             "seed_everything",
         ),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
     [
         ("elastic_tensorflow2.py", single_rank_failure),
         ("elastic_keras.py", hosts_added_and_removed),
+        ("elastic_keras.py", single_rank_failure),
     ],
 )
 def test_an_elastic_history(

@@ -28,11 +28,11 @@ class Script(keras.callbacks.Callback):
         state.commits += 1
 
     def on_epoch_end(self, epoch, logs=None):
-        state.commits += 1
         done, state.epoch = state.epoch, state.epoch - 1
         if hvd.rank() == 0:
             write_log(hvd, state)
         state.epoch = done
+        state.commits += 1
         if done - 1 in changes:
             changes.remove(done - 1)
             for _ in range(2000):  # until the discovery script has another answer

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.base.log import logger
+from farandole.core.api.state import ObjectState as ObjectState
+from farandole.core.api.state import State as State
 from farandole.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
