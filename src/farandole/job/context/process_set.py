@@ -68,7 +68,8 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Return whether this process is in the set."""
-        return session.rank() in self._registered()
+        ranks = self._registered()  # first, because a process that joins gets its final rank
+        return session.rank() in ranks
 
     def __str__(self) -> str:
         return (
@@ -213,6 +214,7 @@ def stays_alone(process_set: ProcessSet = global_process_set) -> bool:
 
     A rank of an elastic job may get others.
     """
+    session.current()  # a process that joins a running job gets its final place
     if session.size() > 1 and process_set.included() and process_set.size() > 1:
         return False
     return process_set is not global_process_set or not is_elastic()

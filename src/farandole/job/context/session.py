@@ -150,9 +150,9 @@ def is_initialized() -> bool:
 
 def takes_part() -> bool:
     """Return whether this process can exchange data: false before ``init()``, and in a process
-    forked from a rank.
+    forked from a rank. True in one that has still to join a running job.
     """
-    return _current is not None
+    return _current is not None or _joining is not None
 
 
 def settings() -> Settings:

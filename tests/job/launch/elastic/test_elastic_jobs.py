@@ -121,11 +121,13 @@ def test_a_signal_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         on_set(watch, key, value)
 
+    before = set(psutil.Process().children(recursive=True))
     on_set = ElasticWatch._on_set
     monkeypatch.setattr(ElasticWatch, "_on_set", see)
     with pytest.raises(Interrupted, match="SIGTERM"):
         run_job(wait_forever, (), ElasticOptions(np=2, min_np=1), {"localhost": 2})
-    assert not psutil.Process().children(recursive=True)
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not psutil.wait_procs(left, timeout=30.0)[1]
 
 
 def test_parameter_servers_are_refused() -> None:
