@@ -63,4 +63,4 @@ def test_an_honest_and_a_mistaken_run(tmp_path: Path, monkeypatch: pytest.Monkey
     shown = results(notebook)
     assert "time to val_auc" in shown[0]
     assert "FAR012" in shown[1]
-    assert str(tmp_path) not in json.dumps(notebook)
+    assert str(tmp_path.parent) not in json.dumps(notebook)

@@ -75,6 +75,7 @@ def test_samples_of_one_process_and_of_two(tmp_path: Path) -> None:
         totals.append(sum(each["training/samples"] for each in last))
         assert metrics.names(run) == ["loss", "val_loss"]
         assert (last[0].get("training/exchange_bytes", 0) > 0) is (size == 2)
+        assert last[0]["training/steps"] == 2 * (13 if size == 1 else 7)
         rows = [_settings(run, rank)["validation_rows"] for rank in range(size)]
         assert sum(rows) == 20
         assert len({_settings(run, rank)["data"] for rank in range(size)}) == size

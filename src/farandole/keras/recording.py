@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from farandole.job.report import training_progress
-from farandole.keras.callbacks import TrackingCallback
+from farandole.keras.callbacks import TrackingCallback, together
 from farandole.keras.data import digest_of_data
 from farandole.keras.optimizer import reducers_of
 from farandole.keras.weights import numpy_of
@@ -49,7 +49,8 @@ class TrainingRecorder(keras.callbacks.Callback):  # type: ignore[misc]
         self._counter: training_progress.Counter | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not reducers_of(self._model):
+        # an optimizer that is distributed over one process does not count its steps
+        if not together(self._model) or not reducers_of(self._model):
             _counters[:] = _counters or [training_progress.counter()]
             self._counter = _counters[0]
         self._before = self._training.totals.samples

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 
 import farandole
-from farandole.dashboard.redaction import redacted
 from farandole.dashboard.widget import live, show_run
 from farandole.dashboard.widget.live import LiveView
 from farandole.dashboard.widget.static import html_of, svg_of
@@ -22,6 +21,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.job.tracking.tracker import FINDING, Tracker
+from farandole.jobs.redaction import redacted
 from farandole.jobs.submission import write_request
 from tests.kits.jobs import runs_home
 from tests.kits.worlds import until

@@ -134,6 +134,16 @@ def test_a_learning_rate_of_the_command_line(home: RunsHome) -> None:
     folder = RunFolder(os.path.join(home.runs, "chest", "chest_4_00000000"))
     folder.folder("metrics")
     command = ("python", "train.py", "--learning-rate", "0.5", "--batch-size=64", "--seed", "3")
-    write_request(folder, RunSpec("chest", command=command), home, source="")
-    found = compare([folder, folder]).measures[0]
-    assert (found.learning_rate, found.batch, found.seed) == (0.5, 64, "3")
+    data = ("--data", "/secret/place/chests.npz")
+    write_request(
+        folder, RunSpec("chest", command=(*command[:2], *data, *command[2:])), home, source=""
+    )
+    other = RunFolder(os.path.join(home.runs, "chest", "chest_5_00000000"))
+    other.folder("metrics")
+    write_request(other, RunSpec("chest", command=command), home, source="")
+    found = compare([folder, other])
+    first = found.measures[0]
+    assert (first.learning_rate, first.batch, first.seed) == (0.5, 64, "3")
+    saved = repr(found)
+    assert "/secret/place" not in saved
+    assert "chests.npz" in saved

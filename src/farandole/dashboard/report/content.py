@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.dashboard.redaction import redacted
 from farandole.dashboard.report.document import (
     Block,
     Chart,
@@ -33,6 +32,7 @@ from farandole.jobs.comparison.text import measure_rows
 from farandole.jobs.details import details, readable_duration, readable_size, readable_time
 from farandole.jobs.follow import log_path
 from farandole.jobs.metrics.columns import RankColumns
+from farandole.jobs.redaction import redacted
 from farandole.jobs.summary import summary
 
 _POINTS = 300  # of a curve

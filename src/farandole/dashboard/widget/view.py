@@ -6,7 +6,6 @@ import contextlib
 import os
 from typing import Any
 
-from farandole.dashboard.redaction import redacted_values
 from farandole.dashboard.server import logs
 from farandole.dashboard.server.series import CurveRequest, curves
 from farandole.job.runs.folder import RunFolder
@@ -14,6 +13,7 @@ from farandole.job.runs.states import RunState
 from farandole.jobs import metrics
 from farandole.jobs.comparison.equal_value import by_relevance
 from farandole.jobs.details import details, readable_duration, readable_time
+from farandole.jobs.redaction import redacted_values
 from farandole.jobs.summary import summary
 
 MOST_CURVES, POINTS = 6, 240

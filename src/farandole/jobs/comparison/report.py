@@ -21,14 +21,18 @@ from farandole.jobs.comparison.measures import RunMeasures, measures
 from farandole.jobs.comparison.result import ComparedRuns
 from farandole.jobs.comparison.sources import environment_differences, source_differences
 from farandole.jobs.comparison.text import described
+from farandole.jobs.redaction import redacted
 
 
 class Comparison(ComparedRuns):
     """The comparison of runs, which prints as a table with the reasons against it."""
 
     def __repr__(self) -> str:
-        """Return the comparison as a table, with the reasons why the runs are not comparable."""
-        return described(self)
+        """Return the comparison as a table, with the reasons why the runs are not comparable.
+
+        Notebooks store it, so it has no secrets, and only the last parts of paths.
+        """
+        return redacted(described(self))
 
 
 def compare(

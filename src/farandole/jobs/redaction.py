@@ -21,13 +21,14 @@ _PATH = re.compile(r"(?<![\w.:/~-])(?:~|)/(?:[^\s/\"'<>:,;()\[\]]+/)+([^\s/\"'<>
 _HIDDEN = "***"
 
 
-def redacted(text: str, folder: str) -> str:
+def redacted(text: str, folder: str = "") -> str:
     """Return a text without secrets and without paths outside ``folder``, the run's folder.
 
     Paths inside the folder become relative to it; of other absolute paths, only the last part
     remains, as ``.../train.py``.
     """
-    text = text.replace(os.path.join(folder, ""), "").replace(folder, ".")
+    if folder:
+        text = text.replace(os.path.join(folder, ""), "").replace(folder, ".")
     text = _IN_URL.sub("", text)
     text = _AUTHORIZATION.sub(rf"\1 {_HIDDEN}", text)
     text = _OPTION.sub(rf"\1\2{_HIDDEN}", text)
