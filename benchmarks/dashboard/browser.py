@@ -62,6 +62,11 @@ ZOOM = """async frames => {
     }
     return 1000 * frames / (performance.now() - begin);
 }"""
+# Whether the server has read the last values of all runs, which it does in the background.
+READ = """async total => {
+    const text = await (await fetch("/api/runs")).text();
+    return text.split(/"(?:accuracy|loss|metric 0)":/).length > total;
+}"""
 DRAWN = """count => document.querySelectorAll('.card[data-points] canvas').length >= count"""
 
 
@@ -89,6 +94,7 @@ def measured(home: RunsHome, sizes: Sizes) -> Iterator[Result]:
 def _filter(page: Page, total: int) -> Iterator[Result]:
     expect(page.get_by_text(f"{total:,} runs", exact=True)).to_be_visible(timeout=120_000)
     expect(page.locator(".cell-metric:not(:empty)").first).to_be_visible(timeout=120_000)
+    page.wait_for_function(READ, arg=total, timeout=120_000)
     texts = ["r", "run 7", "run 77", "state:completed -run", "tag:n=x 99", ""]
     longest = page.evaluate(FILTER, texts)
     yield Result(

@@ -8,7 +8,7 @@ import { color } from "./palette.js";
 import { ROWS, rowsOf } from "./curve.js";
 
 const ZOOM = 1.25; // factor of one step of the wheel or of a key
-const FEW = 12; // curves with bands and, under smoothed ones, raw values
+const FEW = 6; // curves with bands and, under smoothed ones, raw values
 const STEP = 0.15; // part of the view by which an arrow key moves
 const FONT = "12px Inter, system-ui, sans-serif";
 

@@ -146,7 +146,7 @@ export class CurvesPanel {
   /** Return how many points a chart of this width can show. */
   points(card) {
     const share = BUDGET / Math.max(1, this.sources.length * Math.max(1, this.waiting.size));
-    return Math.round(Math.max(80, Math.min(MOST_POINTS, card.width * 1.5, share)));
+    return Math.round(Math.max(80, Math.min(MOST_POINTS, card.width, share)));
   }
 
   setSources(sources) {

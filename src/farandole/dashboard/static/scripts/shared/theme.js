@@ -3,6 +3,7 @@
 const KEY = "farandole-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
+const tokens = new Map(); // reading a style may compute the whole page's
 
 function saved() {
   try {
@@ -36,11 +37,16 @@ export function onTheme(listener) {
 
 /** Return the value of a custom property of the present theme. */
 export function token(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  if (!tokens.has(name)) {
+    const style = getComputedStyle(document.documentElement);
+    tokens.set(name, style.getPropertyValue(`--${name}`).trim());
+  }
+  return tokens.get(name);
 }
 
 function apply(name) {
   document.documentElement.dataset.theme = name;
+  tokens.clear();
   for (const listener of listeners) listener();
 }
 
