@@ -41,6 +41,13 @@ def web(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+def test_a_datastore_is_shown_without_its_path(workspace: Any) -> None:
+    shown = repr(workspace.get_default_datastore())
+    assert "'workspaceblobstore'" in shown
+    assert "AzureBlob" in shown
+    assert RunsHome().path not in shown
+
+
 def test_one_file_is_the_file_itself(tmp_path: Path, web: str) -> None:
     dataset = Dataset.File.from_files(path=f"{web}/x/data.zip")
     assert dataset.to_path() == ["/data.zip"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -372,6 +373,14 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(UserErrorException, match=mentioning(*values)):
         experiment.submit(ScriptRunConfig(str(project), **arguments))
+
+
+def test_missing_source_is_a_snapshot_error(experiment: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for name in ("project", "train.py"):  # a folder that does not exist, and a file
+        source = str(tmp_path / name)
+        with pytest.raises(SnapshotException, match=mentioning(repr(source), os.getcwd())):
+            experiment.submit(ScriptRunConfig(source, "train.py"))
 
 
 def test_large_source_is_a_snapshot_error(experiment: Experiment, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def check(submission: Submission, home: RunsHome) -> None:
             raise SettingsError(f"{name}={getattr(resources, name)} must be at least 1")
     if bool(spec.command) == (submission.call is not None):
         raise SettingsError("a run needs either a command or a function")
-    if submission.source and not os.path.isdir(submission.source):
-        raise SettingsError(f"the source folder {submission.source!r} does not exist")
+    if submission.source:
+        snapshot.check_source(submission.source)
     _check_script(submission)
     for run_id in spec.after:
         if home.find(run_id) is None:

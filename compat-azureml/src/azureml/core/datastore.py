@@ -212,7 +212,8 @@ class Datastore:
         return os.path.join(here, _inside(path)).rstrip("/")
 
     def __repr__(self) -> str:
-        return f"Datastore(name={self.name!r}, root={self.root!r})"
+        # Without the root: an output of a notebook's cell holds no path of the host.
+        return f"Datastore(name={self.name!r}, datastore_type={self.datastore_type!r})"
 
 
 def _inside(path: str) -> str:

@@ -36,11 +36,22 @@ class Snapshot(NamedTuple):
     warnings: tuple[str, ...]
 
 
+def check_source(source: str) -> None:
+    """Raise SettingsError unless the source is a folder."""
+    if not os.path.isdir(source):
+        problem = "is not a folder" if os.path.exists(source) else "does not exist"
+        raise SettingsError(
+            f"the source folder {source!r} {problem} (working directory: {os.getcwd()})"
+        )
+
+
 def select(source: str, home: RunsHome, limit: SnapshotLimit = DEFAULT) -> SourceScan:
     """Return the files of a source folder that belong to its snapshot. Copies nothing.
 
-    Raises SettingsError if the source is larger than ``limit`` or has files that cannot be copied.
+    Raises SettingsError if the source is not a folder, is larger than ``limit`` or has files that
+    cannot be copied.
     """
+    check_source(source)
     if os.path.realpath(source) == os.path.realpath(home.path):
         raise SettingsError(
             f"the source folder {source!r} is the home of all runs (FARANDOLE_HOME); submit from"
