@@ -31,6 +31,7 @@ from farandole.jobs.sweeps.space import (
     uniform,
 )
 from farandole.jobs.sweeps.sweep import Sweep, child_spec, load_plan
+from tests.kits.messages import mentions
 from tests.kits.web import web_server
 
 PROGRAM = """
@@ -177,6 +178,13 @@ def _kill_the_runner_once(home: RunsHome, run: farandole.Run) -> bool:
     assert runner is not None
     os.kill(runner.pid, signal.SIGKILL)
     return True
+
+
+def test_a_missing_metric_is_named(home: RunsHome, script: farandole.ScriptRun) -> None:
+    sweep = Sweep(script, {"x": choice(1)}, "los", search="grid")
+    run = farandole.Experiment("sweep").submit(sweep).wait(check=False, timeout=60)
+    assert run.status() == "failed"
+    assert mentions(run.details()["cause"], "'los'", "loss")
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from farandole.errors import SettingsError
 from farandole.job.runs.folder import CANCEL, RUN_VARIABLE, RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.states import RunState
-from farandole.jobs.metrics import series
+from farandole.jobs.metrics import names, series
 from farandole.jobs.references import listed
 from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor.wake import ensure_running
@@ -29,6 +29,7 @@ from farandole.jobs.sweeps.space import Values, grid, random_search
 from farandole.jobs.sweeps.sweep import STUDY, Plan, child_spec, load_plan, save_best
 
 LOOK = 0.5  # seconds between two checks of the runs
+_MOST_NAMES = 20  # metrics in the message for a missing one
 
 
 class Controller:
@@ -105,6 +106,15 @@ class Controller:
 
     def _history(self, child: RunFolder) -> list[float]:
         return [float(value) for value in series(child, self.plan.metric)[2]]
+
+    def missing_metric(self) -> str:
+        """Return the message for a sweep without a value of its metric."""
+        reported = {name for child in self._children.values() for name in names(child)}
+        found = ", ".join(sorted(reported)[:_MOST_NAMES]) or "none"
+        return (
+            f"no run of the sweep has reported the metric {self.plan.metric!r} (reported:"
+            f" {found}); log it under this name on rank 0"
+        )
 
     def best(self) -> dict[str, Any] | None:
         """Return the id, value and parameters of the best run; None if no run reported a value."""
@@ -205,7 +215,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     found = controller.run()
     if found is None:
-        sys.stderr.write(f"no run of the sweep has reported {controller.plan.metric!r}\n")
+        sys.stderr.write(controller.missing_metric() + "\n")
         return 1
     save_best(folder, found)
     sys.stdout.write(f"best run: {found['run_id']} with {found['value']}: {found['parameters']}\n")
