@@ -185,6 +185,7 @@ def test_a_missing_metric_is_named(home: RunsHome, script: farandole.ScriptRun) 
     run = farandole.Experiment("sweep").submit(sweep).wait(check=False, timeout=60)
     assert run.status() == "failed"
     assert mentions(run.details()["cause"], "'los'", "loss")
+    assert "/" not in run.facts()["command"]  # no path of this host in a cell's output
 
 
 @pytest.mark.slow

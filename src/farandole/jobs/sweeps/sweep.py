@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +65,7 @@ class Sweep:
         spec = dataclasses.replace(spec, inputs=inputs.public(spec.inputs))
         controller = RunSpec(
             experiment=experiment,
-            command=(sys.executable, "-m", "farandole.jobs.sweeps.controller"),
+            command=("python", "-m", "farandole.jobs.sweeps.controller"),
             name=self.request.name,
             resources=Resources(cores=0.0),
             tags={**base.spec.tags, "kind": "sweep"},
