@@ -24,6 +24,7 @@ from farandole.errors import HorovodInternalError
 
 _KEPT = 100  # errors that have not been raised yet
 _ASYNC = ctypes.c_int(4)  # FnProperty::kAsync
+_NORMAL = ctypes.c_int(0)  # FnProperty::kNormal
 _CPU = (ctypes.c_int * 2)(1, 0)  # Context: device type, device id
 _Start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -42,6 +43,7 @@ class _OnComplete(ctypes.Structure):
 Keep = Callable[[Exception | None], None]
 _numbers = itertools.count(1)
 _to_start: dict[int, Callable[[Keep], None]] = {}
+_to_fail: dict[int, tuple[_OnComplete, Exception]] = {}  # errors on their way to MXNet
 _open = 0  # promises not kept yet
 _change = threading.Condition()  # of their number, which is constant while the process forks
 _errors: dict[str, HorovodInternalError] = {}
@@ -89,17 +91,24 @@ def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep],
     with _change:
         _open += 1
     reads = [] if source is target else [source.handle]
+    _push(_started, number, reads, [target.handle], _ASYNC, priority)
+
+
+def _push(
+    run: Any, number: int, reads: list[Any], writes: list[Any], kind: Any, priority: int
+) -> None:
+    """Give MXNet's engine an operation that calls ``run`` with ``number``."""
     check_call(
         _LIB.MXEnginePushAsyncND(
-            _started,
+            run,
             ctypes.c_void_p(number),
             None,
             ctypes.byref(_CPU),
             (ctypes.c_void_p * len(reads))(*reads),
             ctypes.c_int(len(reads)),
-            (ctypes.c_void_p * 1)(target.handle),
-            ctypes.c_int(1),
-            ctypes.byref(_ASYNC),
+            (ctypes.c_void_p * len(writes))(*writes),
+            ctypes.c_int(len(writes)),
+            ctypes.byref(kind),
             ctypes.c_int(priority),
             b"farandole",
             ctypes.c_bool(False),
@@ -109,16 +118,46 @@ def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep],
 
 @_Start  # type: ignore[untyped-decorator]
 def _started(context: int, on_complete: int, number: int) -> None:
-    keeper = _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
+    keeper = _keeper(on_complete)
 
     def keep(error: Exception | None) -> None:
-        global _open
-        with _change:
-            _complete(keeper, error)
-            _open -= 1
-            _change.notify_all()
+        if error is None:
+            _kept(keeper, None)
+            return
+        # MXNet records errors without a lock, so its own worker records this one: from another
+        # thread, about one of a hundred failed reads freed the text twice.
+        failing = next(_numbers)
+        _to_fail[failing] = (keeper, error)
+        _push(_failed, failing, [], [], _NORMAL, 0)
 
     _to_start.pop(number)(keep)
+
+
+@_Start  # type: ignore[untyped-decorator]
+def _failed(context: int, on_complete: int, number: int) -> None:
+    keeper, error = _to_fail.pop(number)
+    _kept(keeper, error, _keeper(on_complete))
+
+
+def _keeper(on_complete: int) -> _OnComplete:
+    return _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
+
+
+def _kept(
+    keeper: _OnComplete, error: Exception | None, recorder: _OnComplete | None = None
+) -> None:
+    """Fulfil a promise, or report its error to readers.
+
+    ``recorder``: the operation that reports the error. It ends before the promise counts as kept,
+    because MXNet waits for it when the process forks.
+    """
+    global _open
+    with _change:
+        _complete(keeper, error)
+        if recorder is not None:
+            _complete(recorder, None)
+        _open -= 1
+        _change.notify_all()
 
 
 def _complete(keeper: _OnComplete, error: Exception | None) -> None:
