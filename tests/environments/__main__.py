@@ -1,8 +1,8 @@
 """Runs every test, three environments at a time: ``python -m tests.environments [NAME ...]``.
 
-``main`` and ``jobs`` are this interpreter, for all that needs no other environment: ``jobs`` runs
-the tests that start whole programs, ``main`` all others. ``NAME.txt`` in this folder
-pins what another one holds; its line ``# tests:`` says what is run there. An environment is built
+``main`` is this interpreter, for all that needs no other environment. ``NAME.txt`` in this folder
+pins what another one holds; its line ``# tests:`` says what is run there. ``PARTS`` of both run
+apart, so that more tests wait at the same time. An environment is built
 once per content of its pins, beside others of its kind in FARANDOLE_ENVIRONMENTS (by default a
 folder in the user's cache), so that clones share it. Farandole itself is taken from this checkout.
 """
@@ -51,6 +51,24 @@ JOB_TESTS = (
     "tests/test_examples.py",
     "tests/test_run.py",
 )
+SPARK_TESTS = (
+    "tests/spark",
+    "tests/data/parquet",
+    "tests/data/test_docs.py",
+    "tests/estimators",
+    "tests/inference",
+    "tests/torch/libraries",
+)
+
+
+class Part(NamedTuple):
+    """Tests of an environment that run apart from its others, in the same interpreter."""
+
+    environment: str
+    tests: tuple[str, ...]
+
+
+PARTS = {JOBS: Part(MAIN, JOB_TESTS), "spark": Part("frameworks", SPARK_TESTS)}
 # Tests wait for processes more than they compute: three environments at once take little longer
 # than one.
 AT_ONCE = 3
@@ -79,7 +97,13 @@ def names() -> list[str]:
     is tested.
     """
     largest, *others = sorted(HERE.glob("*.txt"), key=lambda path: (-len(pins(path)), path.stem))
-    return [largest.stem, MAIN, JOBS, *(path.stem for path in others)]
+    first = [largest.stem, MAIN]
+    return [*first, *sorted(PARTS, reverse=True), *(path.stem for path in others)]
+
+
+def environment_of(name: str) -> str:
+    """The environment of a part, or ``name`` itself."""
+    return PARTS[name].environment if name in PARTS else name
 
 
 def pins(path: Path) -> list[str]:
@@ -87,18 +111,21 @@ def pins(path: Path) -> list[str]:
 
 
 def arguments(name: str) -> list[str]:
-    """Pytest's arguments that select the tests of an environment."""
-    return [f"--ignore={path}" for path in JOB_TESTS] if name == MAIN else paths(name)
+    """Pytest's arguments that select what is run here."""
+    apart = [path for part in PARTS.values() if part.environment == name for path in part.tests]
+    if name == MAIN:
+        return [f"--ignore={path}" for path in apart]
+    return [path for path in paths(name) if path not in apart]
 
 
 def paths(name: str) -> list[str]:
-    """What is run in an environment: those of its paths that are there. Of ``main`` all that can be
-    imported, and that ``jobs`` does not run.
+    """The tests of a part or of an environment with its parts: those of its paths that are there.
+    Of ``main`` all that can be imported.
     """
     if name == MAIN:
         return []
-    if name == JOBS:
-        return list(JOB_TESTS)
+    if name in PARTS:
+        return list(PARTS[name].tests)
     found = re.search(r"^# tests: (.+)$", (HERE / f"{name}.txt").read_text(), re.M)
     assert found, f"{name}.txt has no line '# tests: ...'"
     return [path for path in found[1].split() if (ROOT / path.partition("::")[0]).exists()]
@@ -106,7 +133,8 @@ def paths(name: str) -> list[str]:
 
 def python_of(name: str) -> Path:
     """The interpreter of an environment, which is built now if it is not there."""
-    if name in (MAIN, JOBS):
+    name = environment_of(name)
+    if name == MAIN:
         return Path(sys.executable)
     home = Path(os.environ.get("FARANDOLE_ENVIRONMENTS") or DEFAULT_HOME)
     content = (pins(HERE / f"{name}.txt"), COMMON, sys.version_info[:2])
@@ -136,12 +164,13 @@ def slowest(lines: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def by_interpreter(results: Mapping[str, Outcome]) -> dict[str, list[str]]:
-    """The lines of skips. Those of ``jobs`` are ``main``'s: a skip in a file that several tests
-    share, such as a kit, is a skip of the interpreter that both have.
+    """The lines of skips by environment. Those of a part count there: a skip in a file that
+    several tests share, such as a kit, is a skip of the interpreter that both have.
     """
-    skipped = {name: each.skipped for name, each in results.items()}
-    shared = [*skipped[MAIN], *skipped.pop(JOBS)]
-    return {**skipped, MAIN: shared}
+    skipped: dict[str, list[str]] = {}
+    for name, each in results.items():
+        skipped.setdefault(environment_of(name), []).extend(each.skipped)
+    return skipped
 
 
 def hidden(skipped: dict[str, list[str]]) -> list[str]:
@@ -180,7 +209,11 @@ def covers(name: str, path: str) -> bool:
 def run(name: str) -> Outcome:
     """Run the tests of an environment."""
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
-    own = {} if name in (MAIN, JOBS) else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    own = (
+        {}
+        if environment_of(name) == MAIN
+        else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    )
     options = ["-p", "no:cacheprovider", f"--durations={SLOWEST}", "--durations-min=1"]
     command = [str(python_of(name)), "-m", "pytest", *options, *arguments(name)]
     say(name, f"pytest {' '.join(arguments(name))}")

@@ -11,12 +11,14 @@ from tests.environments.__main__ import (
     JOBS,
     MAIN,
     MOST,
+    PARTS,
     ROOT,
     Outcome,
     arguments,
     by_interpreter,
     causes,
     hidden,
+    paths,
     slowest,
 )
 
@@ -79,10 +81,13 @@ def test_a_skip_of_jobs_counts_as_one_of_main() -> None:
     assert hidden(by_interpreter(results)) == [f"main: {slurm}"]
 
 
-def test_main_runs_what_jobs_does_not() -> None:
-    assert arguments(JOBS) == list(JOB_TESTS)
+def test_parts_run_what_their_environments_leave_out() -> None:
     assert arguments(MAIN) == [f"--ignore={path}" for path in JOB_TESTS]
-    assert all((ROOT / path).exists() for path in JOB_TESTS)
+    for name, part in PARTS.items():
+        assert arguments(name) == list(part.tests)
+        assert all((ROOT / path).exists() for path in part.tests)
+    apart = [*arguments("frameworks"), *arguments("spark")]
+    assert sorted(apart) == sorted(paths("frameworks"))
 
 
 def test_times_are_read_from_durations() -> None:
