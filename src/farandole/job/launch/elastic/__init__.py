@@ -14,7 +14,7 @@
           v
     core.api.elastic    run(): restore, form the job again, agree on one synchronization, continue
 
-Output, ends and signals are those of ``job.launch.watch``. Ranks that stay keep their process,
+``job.launch.watch`` handles output, ends and signals. Ranks that stay keep their process,
 optimizers and compiled functions. Whatever must be equal on them and on new ranks, such as the
 names of optimizers (``context.object_names``), does not depend on the session.
 """
