@@ -24,7 +24,8 @@ export function parsed(hash) {
 
 /** Show the view of the location in `place`, now and after each change.
  *
- * `views` maps the first name to a function (place, {names, query}) that returns the view's end.
+ * `views` maps the first name of a hash to a function (place, {names, query}) that shows a view and
+ * returns a function that ends it.
  */
 export function startRouter(place, views) {
   const route = () => {

@@ -12,7 +12,7 @@ const LEGEND = 12; // entries of a legend
 
 /** A card with the curves of one metric. */
 export class Card {
-  /** `panel` holds the settings that all cards share; `sources` are the curves' origins. */
+  /** `name` is the metric; `panel` holds the settings and the sources that all cards share. */
   constructor(name, panel) {
     this.name = name;
     this.panel = panel;

@@ -1,4 +1,4 @@
-// The points of one curve, bounded in number, and what is drawn of them.
+// The points of one curve, bounded in number, and its rows in a chart.
 
 /** A curve as the server reduced it, to which live points are appended. */
 export class Curve {
@@ -40,7 +40,8 @@ export class Curve {
 
 /** Return an exponential moving average, without the bias of its first values.
  *
- * `weight` is that of the past, from 0 (no smoothing) to less than 1. Missing values stay missing.
+ * `weight` is the weight of earlier values, from 0 (no smoothing) to less than 1. Missing values stay
+ * missing.
  */
 export function smoothed(values, weight) {
   if (!weight) return values;

@@ -143,7 +143,7 @@ export class CurvesPanel {
     return this.sources.find((source) => source.key === key)?.start ?? 0;
   }
 
-  /** Return how many points a chart of this width can show. */
+  /** Return the number of points that a chart of this width can show. */
   points(card) {
     const share = BUDGET / Math.max(1, this.sources.length * Math.max(1, this.waiting.size));
     return Math.round(Math.max(80, Math.min(MOST_POINTS, card.width, share)));

@@ -1,4 +1,4 @@
-// What differs between runs: request, environment, source.
+// The differences between runs: request, environment, source.
 
 import { h } from "../shared/dom.js";
 import { text } from "../shared/format.js";

@@ -1,4 +1,4 @@
-// What each run needed: altogether, and to reach the same value of a metric.
+// The cost of each run: in total, and to reach the same value of a metric.
 
 import { h } from "../shared/dom.js";
 import { duration, number, size } from "../shared/format.js";
@@ -6,7 +6,7 @@ import { runTable } from "./table.js";
 
 const whole = (value) => (typeof value === "number" ? Math.round(value).toLocaleString("en") : value);
 
-// Name of a measure, its title, and how it is shown.
+// The name of a measure, its title, and the function that formats it.
 const MEASURES = [
   ["seconds", "Duration", duration],
   ["rank_hours", "Rank-hours", number],
@@ -33,7 +33,7 @@ export function measuresTable({ measures }, labels) {
   return runTable("Measures", labels, rows.filter(({ cells }) => cells.some(Boolean)));
 }
 
-/** Return the table of the cost of one value that all runs reach. */
+/** Return the table of each run's cost to reach the best value that all runs reach. */
 export function equalValueTable({ equal_value: equal }, labels) {
   if (!equal) return null;
   const cells = (values, shown) =>

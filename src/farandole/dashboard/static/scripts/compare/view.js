@@ -1,4 +1,4 @@
-// Two or more runs next to each other: whether the comparison is fair, curves, measures, differences.
+// Two or more runs next to each other: reasons against the comparison, curves, measures, differences.
 
 import { look } from "../chart/palette.js";
 import { CurvesPanel } from "../chart/panel.js";
@@ -14,8 +14,8 @@ import { differenceTables } from "./differences.js";
 import { equalValueTable, measuresTable } from "./measures.js";
 
 const AGAIN = 5000; // milliseconds between two readings while a run is active
-const MANY = 10; // runs from which on the curves come before the comparison
-const PATIENCE = 3000; // milliseconds for which the comparison waits for them
+const MANY = 10; // with more runs, the curves are read before the comparison
+const PATIENCE = 3000; // milliseconds for which the comparison waits for the curves
 const SHOWN = 24; // runs in the head of the page and in the tables
 
 /** Show the comparison of runs in `place`; return a function that ends it. */

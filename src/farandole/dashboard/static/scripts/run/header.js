@@ -148,7 +148,7 @@ async function perform(id, action, done) {
   }
 }
 
-/** Return the findings of a run's checks, the gravest mistakes a page can show. */
+/** Return the findings of a run's checks; null without any. */
 export function findings(facts) {
   const found = facts.findings ?? [];
   if (!found.length) return null;

@@ -60,7 +60,7 @@ function totals(lanes) {
       found.set(name, entry);
     }
   }
-  // Marks without a duration, such as the ranks' ticks in a negotiation, are no activities.
+  // Marks without a duration, such as the ranks' ticks in a negotiation, are not activities.
   return [...found.values()].filter(({ total }) => total > 0).sort((a, b) => b.total - a.total);
 }
 

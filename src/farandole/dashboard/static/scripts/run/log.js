@@ -86,7 +86,7 @@ export class LogPart {
 
   // --- the text
 
-  /** Run one reading at a time; say what went wrong. */
+  /** Run one reading at a time, and show its error. */
   async guard(action) {
     this.busy = true;
     try {
@@ -131,7 +131,7 @@ export class LogPart {
     if (!(await this.window.earlier())) return;
     const cut = this.text.scrollHeight;
     this.drawAll(false);
-    // The line that was in view stays in view, whatever was dropped at the end.
+    // Keep the same line in view, although the window may have dropped text at its end.
     const added = this.height(this.window.pieces[0].text);
     this.text.scrollTop = cut - before + added;
   }
@@ -179,7 +179,7 @@ export class LogPart {
     });
   }
 
-  /** The logs have grown: `sizes` maps ranks to bytes. */
+  /** Handle new sizes of the logs: `sizes` maps ranks to bytes. */
   sizes(sizes) {
     const total = sizes[this.rank];
     if (total === undefined) return;

@@ -1,4 +1,4 @@
-// The ranks of a run by host: their states, and who waits for whom.
+// The ranks of a run by host: their states, and the ranks for which they wait.
 
 import { fill, h } from "../shared/dom.js";
 import { count, size } from "../shared/format.js";

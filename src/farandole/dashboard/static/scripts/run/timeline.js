@@ -1,4 +1,4 @@
-// The timeline of a run: what each tensor waited for, and when it was exchanged.
+// The timeline of a run: the waits and the exchanges of each tensor.
 
 import { fileAddress, getTimeline } from "../shared/api.js";
 import { fill, h, perFrame } from "../shared/dom.js";

@@ -5,7 +5,7 @@ import { ago, duration, moment, number } from "../shared/format.js";
 import { stateBadge } from "../shared/state.js";
 import { seconds } from "./store.js";
 
-/** The columns of the list: title, sort key, class, and whether it begins with large values. */
+/** The columns of the list: the sort key, the title, and whether the values are numbers. */
 export const COLUMNS = [
   { key: "state", title: "State" },
   { key: "name", title: "Run" },

@@ -17,8 +17,8 @@ export class RunStore {
     this.sortedCache = null;
   }
 
-  /** Apply an answer of /api/runs or a "runs" event: new and changed rows, and removed
-   * ids. A complete one has all runs. */
+  /** Apply an answer of /api/runs or a "runs" event: new and changed rows, and the ids of removed
+   * runs. A complete answer has all runs. */
   apply({ version, complete, columns, rows, removed = [] }) {
     if (complete) this.byId.clear();
     for (const row of rows) {
@@ -117,8 +117,8 @@ function later(a, b) {
   return (b.submitted ?? 0) - (a.submitted ?? 0);
 }
 
-/** Return a predicate for runs. Words of the text must all occur; `state:failed`, `tag:team=vision`,
- * `experiment:digits` and `-word` narrow further. */
+/** Return the predicate of a filter. All words of `text` must occur in a run; `state:failed`,
+ * `tag:team=vision` and `experiment:digits` narrow further, and `-word` excludes. */
 export function matcher({ text = "", experiment = "", states = [] }) {
   const tests = text.toLowerCase().split(/\s+/).filter(Boolean).map(wordTest);
   if (experiment) tests.push((run) => run.experiment === experiment);

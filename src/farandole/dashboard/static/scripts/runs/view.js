@@ -154,7 +154,7 @@ class RunsView {
     if (focused) this.refocus(focused);
   }
 
-  /** Return how many columns of metrics fit beside the others. */
+  /** Return the number of metrics' columns that fit next to the other columns. */
   fitting() {
     const space = (this.table.parentNode?.clientWidth ?? 0) - FIXED;
     return Math.max(0, Math.min(METRIC_COLUMNS, Math.floor(space / COLUMN)));

@@ -98,11 +98,11 @@ export async function act(id, action) {
   });
 }
 
-/** Listen to the server's events, and to those of one run unless `run` is null.
+/** Listen to the events of all runs, and of the run `run` unless it is null.
  *
- * `handlers` maps the names of events to functions of their data. `opened` is called after each
- * connection: events may have been missed before. A hidden page closes its connection, because
- * browsers allow six per server. Returns a function that ends this.
+ * `handlers` maps the names of events to functions of their data. Its function `opened` is called
+ * after each connection, because events may have been missed before. A hidden page closes its
+ * connection, because browsers allow six per server. Returns a function that closes the connection.
  */
 export function listen(run, handlers) {
   let source = null;

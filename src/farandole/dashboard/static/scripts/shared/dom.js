@@ -39,7 +39,7 @@ export function fill(element, ...children) {
 
 /** Replace the children of an element by those that `build` returns, if `data` has changed.
  *
- * An element under the pointer or with the focus stays the same as long as its data do.
+ * With unchanged data, the children stay, and with them the focus and the pointer's target.
  */
 export function refill(element, data, build) {
   const drawn = JSON.stringify(data);

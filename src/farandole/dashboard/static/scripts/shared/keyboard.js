@@ -1,4 +1,4 @@
-// Keys of one letter. The view that is shown registers its own.
+// Keyboard shortcuts. The present view registers its own.
 
 import { showKeys } from "./dialog.js";
 import { toggleTheme } from "./theme.js";
@@ -35,7 +35,7 @@ function pressed(event) {
   if (action && action(event) !== false) event.preventDefault();
 }
 
-/** Begin to listen. A click outside an open menu closes it. */
+/** Handle keys from now on. A click outside an open menu closes the menu. */
 export function startKeyboard() {
   document.addEventListener("keydown", pressed);
   document.addEventListener("pointerdown", (event) => closeMenus(event.target.closest("details.menu")));

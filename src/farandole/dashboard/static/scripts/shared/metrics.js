@@ -1,4 +1,4 @@
-// The order of metrics: what tells most about a model comes first.
+// The order of metrics: the best measures of a model's quality come first.
 
 const VALIDATION = /(^|[/_. -])(val|valid|validation|eval|evaluation|test|dev)([/_. -]|$)/i;
 const QUALITY = /acc|auc|f1|score|loss|error/i;

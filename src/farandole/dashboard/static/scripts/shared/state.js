@@ -1,4 +1,4 @@
-// How a run's state looks, everywhere on the page.
+// The look of a run's state, everywhere on the page.
 
 import { h } from "./dom.js";
 

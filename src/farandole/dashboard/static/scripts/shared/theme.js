@@ -3,7 +3,7 @@
 const KEY = "farandole-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
-const tokens = new Map(); // reading a style may compute the whole page's
+const tokens = new Map(); // kept, because reading one style may compute the styles of the whole page
 
 function saved() {
   try {
@@ -29,7 +29,7 @@ export function toggleTheme() {
   apply(next);
 }
 
-/** Call `listener` after each change; return a function that ends this. */
+/** Call `listener` after each change of the theme; return a function that removes the listener. */
 export function onTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
