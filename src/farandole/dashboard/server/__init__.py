@@ -1,1 +1,1 @@
-"""The server of the page: its routes, its data, and the protection of both."""
+"""The server of the page: its routes, its data and its access control."""

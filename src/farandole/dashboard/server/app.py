@@ -69,7 +69,7 @@ STATIC = os.path.join(os.path.dirname(os.path.dirname(__file__)), "static")
 _RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _CHUNK = 1 << 18
 _THREADS = 8  # each keeps memory of its own
-# A file that is shown by itself can execute nothing and load nothing.
+# A file opened in a tab of its own can neither execute nor load anything.
 _SANDBOX = "sandbox; default-src 'none'; img-src 'self'"
 
 
@@ -203,7 +203,10 @@ def make_app(
 ) -> Starlette:
     """Return the application that serves the page and its data.
 
-    ``is_over``: whether the server is ending, so that event streams have to end too.
+    Arguments:
+        home: The folder of all runs.
+        access: The tokens and the addresses of the server.
+        is_over: Returns whether the server is shutting down; the event streams then end.
     """
     data = Dashboard(home, access, is_over)
 

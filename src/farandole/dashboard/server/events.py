@@ -17,7 +17,7 @@ from farandole.job.runs.folder import RunFolder
 from farandole.job.tracking.tracker import WAITING
 
 LOOK = 0.3  # seconds between two checks
-_PING = 15.0  # seconds after which a comment shows that the connection lives
+_PING = 15.0  # seconds without an event after which a comment keeps the connection alive
 _MOST_RANKS = 64
 _MOST_BYTES = 1 << 20  # of a journal, in one event
 
@@ -30,14 +30,23 @@ def event(name: str, data: bytes) -> bytes:
 async def events(
     rows: RunRows, version: int, folder: RunFolder | None, is_over: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield events as long as the page listens, until ``is_over``.
+    """Yield server-sent events until ``is_over()``.
+
+    Arguments:
+        rows: The rows of all runs.
+        version: The version of the rows that the page has.
+        folder: The run that the page shows; None for none.
+        is_over: Returns whether the server is shutting down.
+
+    The events are:
 
     - ``runs``: The same object as ``GET /api/runs?since=``, when rows have changed.
-    - ``run``: ``{"state", "cause", "stopping"}`` of the open run, when its events or its
-      ranks have changed.
-    - ``points``: ``{"rank", "series": {name: {"step", "time", "y"}}}``: new points of its metrics.
-    - ``log``: ``{"rank": bytes}``: the sizes of its logs that have grown; ``all`` is the log of all
-      ranks.
+    - ``run``: ``{"state", "cause", "stopping"}`` of the shown run, when its events or its ranks
+      have changed.
+    - ``points``: ``{"rank", "series": {name: {"step", "time", "y"}}}``: new points of the shown
+      run's metrics.
+    - ``log``: ``{"rank": bytes}``: the sizes of the shown run's logs that have changed; ``all`` is
+      the log of all ranks.
     """
     watch = RunWatch(folder) if folder else None
     yield b"retry: 1000\n\n"
@@ -58,7 +67,7 @@ async def events(
 
 
 class RunWatch:
-    """Finds what is new in the files of one run since the last look."""
+    """Finds the changes in the files of one run."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -73,7 +82,7 @@ class RunWatch:
             self._offsets[rank] = _last_line(path)
 
     def look(self) -> list[bytes]:
-        """Return the new events."""
+        """Return the events of all changes since the last call."""
         found = []
         state = self._changed_state()
         if state is not None:

@@ -18,7 +18,7 @@ _MOST_RANKS = 64  # ranks whose names of metrics are read
 
 
 def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
-    """Return all facts about a run.
+    """Return all facts about a run. Raises RunError if its folder is damaged.
 
     These are the entries of ``Run.details()`` and:
 
@@ -26,11 +26,13 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
       ``farandole.jobs.summary``.
     - ``states``: The states with their times, oldest first.
     - ``ranks``: One entry per rank (see ``rank_table``), in place of their number.
-    - ``metrics``: Names of the program's metrics by rank; ``automatic_metrics``: of Farandole's.
+    - ``metrics``: Names of the program's metrics by rank.
+    - ``automatic_metrics``: Names of the metrics that Farandole measures, by rank.
     - ``children``: Ids, names and states of the runs that this run has submitted.
     - ``actions``: ``stop``, ``rerun``, or both.
-    - ``stopping``: Whether a request to stop the run has been made.
-    - ``queue_position``: The number of runs on the same target that come first; None unless queued.
+    - ``stopping``: Whether an active run has been asked to stop.
+    - ``queue_position``: The number of queued runs on the same target that start earlier; None
+      unless this run is queued.
     """
     found = details(folder)
     noted = summary(folder)
@@ -59,7 +61,7 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
 
 
 def actions(folder: RunFolder) -> list[str]:
-    """Return what can be done with a run now."""
+    """Return the actions that are possible now: ``stop``, ``rerun``, both or none."""
     found = [] if folder.end() else ["stop"]
     spec = folder.spec()
     tracked = folder.submitted().get("tracked")
@@ -69,7 +71,10 @@ def actions(folder: RunFolder) -> list[str]:
 
 
 def queue_position(folder: RunFolder, home: RunsHome) -> int | None:
-    """Return the number of queued runs on the same target that start before this one."""
+    """Return the number of queued runs on the same target that start earlier.
+
+    None unless this run is queued.
+    """
     if folder.state() is not RunState.QUEUED:
         return None
     spec, own = folder.spec(), folder.submitted()["number"]

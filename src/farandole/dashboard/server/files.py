@@ -1,8 +1,8 @@
 """The files of a run: their list, previews, and safe access.
 
-Nothing outside the run's folder is opened, whatever links a program has left there. Nothing is
-unpacked. Images are recognized by their first bytes, and everything else is text, a table or
-binary; what a browser could execute, such as HTML and SVG, is text.
+Links that lead out of the run's folder are refused, and archives are not unpacked. Images are
+recognized by their first bytes. Every other file is a table, text or binary data. HTML, SVG and
+other formats that a browser could execute are text.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _of_image(image: images.Image, size: int) -> dict[str, Any]:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Return whether more than a tenth of the bytes belong to no text."""
+    """Return whether more than a tenth of the characters cannot be part of a text."""
     text = head.decode("utf-8", "replace")
     strange = sum(each == "\ufffd" or (each < " " and each not in "\t\n\r\x1b") for each in text)
     return strange * 10 > len(text)
@@ -123,7 +123,7 @@ def _text(head: bytes, complete: bool) -> dict[str, Any]:
 
 
 def _table(head: bytes, name: str, complete: bool) -> dict[str, Any] | None:
-    """Return the preview of a CSV, TSV or JSON lines file; None for another or a damaged one."""
+    """Return the preview of a CSV, TSV or JSON lines file; None for other and for damaged files."""
     extension = os.path.splitext(name)[1].lower()
     text = readable(head)
     if not complete:

@@ -1,4 +1,4 @@
-"""Images by their first bytes: their type and size, before any program decodes them."""
+"""The types and sizes of images, read from their first bytes without decoding them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Image(NamedTuple):
 
 
 def recognized(head: bytes) -> Image | None:
-    """Return the image that begins with ``head``; None for other data, and for SVG, which may
-    contain scripts.
+    """Return the type and size of the image that begins with the bytes ``head``.
+
+    None for other data, and for SVG, which may contain scripts.
     """
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return Image("image/png", _number(head, 16, 4), _number(head, 20, 4))
@@ -34,7 +35,8 @@ def recognized(head: bytes) -> Image | None:
         return Image("image/webp", *_size_of_webp(head))
     if head.startswith(b"BM") and head[14:18] == b"\x28\0\0\0":
         width, height = _number(head, 18, 4, "little"), _number(head, 22, 4, "little")
-        return Image("image/bmp", width, min(height, 2**32 - height))  # rows from the top: negative
+        # The height is negative if the first row is the top one.
+        return Image("image/bmp", width, min(height, 2**32 - height))
     return None
 
 

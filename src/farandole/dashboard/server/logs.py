@@ -1,4 +1,4 @@
-"""Pieces of logs of any size, and the search in them. Memory stays bounded by one chunk."""
+"""Pieces of a log of any size, and the search in it, with memory for one chunk."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Match(NamedTuple):
 
 
 def readable(data: bytes) -> str:
-    """Return bytes of a log as text: damaged UTF-8 as U+FFFD, control characters as their pictures
-    (U+2400 and following), and no colors of terminals.
+    """Return bytes of a log as text, without the colors of terminals.
+
+    Damaged UTF-8 becomes U+FFFD, and control characters become their symbols (from U+2400 on).
     """
     return _COLOR.sub("", data.decode("utf-8", "replace")).translate(_CONTROL)
 
@@ -41,8 +42,8 @@ def readable(data: bytes) -> str:
 def piece(file: BinaryIO, offset: int, limit: int) -> dict[str, Any]:
     """Return a piece of a log: ``text``, and ``begin``, ``end`` and the log's ``size`` in bytes.
 
-    A negative ``offset`` counts from the end; the piece then begins with a whole line if it has
-    one. No character is cut at either end.
+    ``offset`` and ``limit``, at most 1 MiB, are in bytes. A negative ``offset`` counts from the
+    end; the piece then begins with a whole line if it has one. No character is cut at either end.
     """
     size = os.fstat(file.fileno()).st_size
     limit = max(1, min(limit, LARGEST_PIECE))
@@ -72,10 +73,13 @@ def _whole(data: bytes) -> int:
 
 
 def search(file: BinaryIO, text: str, before: int | None, ignore_case: bool) -> dict[str, Any]:
-    """Search a log backwards from the offset ``before`` (None: the end), as logs are read.
+    """Search a log for ``text``, backwards from the byte offset ``before`` (None: from the end).
 
-    Returns ``matches``, the last one first; ``more``, whether the search ended before the beginning
-    of the log; and ``next``, the ``before`` of the request that goes on.
+    ``ignore_case`` applies to ASCII letters. Returns a dict with
+
+    - ``matches``: The matches, the last one first (see ``Match``).
+    - ``more``: Whether the search stopped before it reached the beginning of the log.
+    - ``next``: The ``before`` that continues the search.
     """
     wanted = text.encode()
     size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Prints the first rows of the Parquet file on stdin as JSON; arguments: ROWS MEMORY."""
+"""Print the first rows of the Parquet file on stdin as JSON. Arguments: ROWS MEMORY."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _CELL = 500
 
 
 def main(rows: int, memory: int) -> int:
-    """Print at most ``rows`` rows. ``memory``: bytes that may be used besides the library's own."""
+    """Print at most ``rows`` rows.
+
+    ``memory``: the limit of the memory in bytes, in addition to the memory of the library.
+    """
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve a gigabyte of addresses
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The ranks of a run: where they are, what they do, and for whom they wait."""
+"""The ranks of a run: their hosts, their states, and the ranks for which they wait."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from farandole.job.runs.folder import RunFolder
 from farandole.jobs.rank_journal import RankProcess, processes
 
 _TAIL = 1 << 14  # bytes at the end of a journal that contain the latest samples
-_SLOW = 0.2  # share of the time that a rank waits for a slower one, from which on it is reported
+_SLOW = 0.2  # least share of its time for which a rank is reported to wait for a slower one
 _WAIT, _RATE = "training/wait_seconds_per_step", "training/steps_per_second"
 
 
 class RankSamples(NamedTuple):
-    """The latest records of a rank about its waiting.
+    """The latest records of a rank's waits for other ranks.
 
-    - ``missing``: The ranks for which it has been waiting for seconds, or nothing.
-    - ``names``: The collectives in which it waits.
-    - ``share``: The share of its time that it waits for slower ranks; None if unknown.
+    - ``missing``: The ranks for which the rank has been waiting for seconds; empty without a wait.
+    - ``names``: The collectives in which the rank waits.
+    - ``share``: The share of its time that the rank waits for slower ranks; None if unknown.
     """
 
     missing: tuple[int, ...] = ()
@@ -28,18 +28,20 @@ class RankSamples(NamedTuple):
 
 
 def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one dict per rank.
+    """Return one dict per rank. Raises RunError if the run's folder is damaged.
 
     - ``rank``, ``node``: Numbers from 0.
-    - ``host``: Empty before the start.
+    - ``host``: The name of the host; empty before the start.
     - ``state``: ``pending``, ``running``, ``waiting`` (for other ranks, for seconds),
       ``completed``, ``failed``, or ``ended`` if its exit code is unknown.
-    - ``exit_code``: None unless it has ended; the negative number of a signal.
-    - ``waiting_for``: Ranks for which it waits in a collective; or the slowest rank, if it spends
-      a fifth of its time or more on waiting.
-    - ``collectives``: The names of the collectives in which it waits.
-    - ``wait_share``: The share of its time that it waits for slower ranks, from 0 to 1; or None.
-    - ``log_bytes``: The size of its log.
+    - ``exit_code``: The exit code, or the negative number of the signal that ended the rank; None
+      before the end.
+    - ``waiting_for``: The ranks for which the rank waits in a collective. Without such a wait: the
+      slowest rank, if the rank spends at least a fifth of its time waiting.
+    - ``collectives``: The names of the collectives in which the rank waits.
+    - ``wait_share``: The share of its time that the rank waits for slower ranks, from 0 to 1; None
+      if unknown.
+    - ``log_bytes``: The size of the rank's log.
     """
     resources = folder.spec().resources
     is_over = folder.end() is not None
@@ -88,7 +90,7 @@ def _state(process: RankProcess | None, samples: RankSamples, is_over: bool) -> 
 
 
 def _slowest(samples: dict[int, RankSamples]) -> int | None:
-    """Return the rank that waits least for others; None if fewer than two are known."""
+    """Return the rank that waits least for others; None unless two ranks have recorded waits."""
     shares = {rank: each.share for rank, each in samples.items() if each.share is not None}
     return min(shares, key=lambda rank: shares[rank]) if len(shares) > 1 else None
 

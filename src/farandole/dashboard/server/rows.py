@@ -1,7 +1,8 @@
 """The rows of all runs in memory, kept up to date by one thread.
 
-Ten thousand rows take a few megabytes, because each is kept as encoded JSON. A version that only
-grows says which rows are newer than the ones that a page has.
+Ten thousand rows take a few megabytes, because each is kept as encoded JSON. Each row has the
+version of its last change. Versions only grow, so a page that names its version gets exactly the
+rows that have changed since.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ COLUMNS = (
     "metrics",
 )
 LOOK = 0.4  # seconds between two checks of the folders
-RELOAD = 5.0  # least seconds between two reads of all rows that another process has changed
-_FIRST_WAIT = 1.0  # seconds for which the first answer waits for new runs
+RELOAD = 5.0  # least seconds between two readings of all rows after changes by other processes
+_FIRST_WAIT = 1.0  # seconds for which the first answer waits for the first look at the folders
 _TAIL = 1 << 14  # bytes at the end of a journal that are read for the last values
 _MOST_METRICS = 50  # last values in a row
 _CAUSE = 300  # characters of the cause in a row
@@ -80,7 +81,7 @@ class RunRows:
         """Return the JSON of all rows that are newer than ``version``; 0 gives all rows.
 
         The object has ``version``, ``columns``, ``rows``, the ids of ``removed`` runs, and
-        ``complete``: whether the rows are all runs, so that others have to be forgotten.
+        ``complete``: whether ``rows`` has all runs, so that the page drops any other.
         """
         self._ready.wait(_FIRST_WAIT)
         with self._lock:
@@ -151,7 +152,11 @@ class RunRows:
     def _publish(
         self, found: list[IndexedRun], *, every: bool = False, metrics: bool = False
     ) -> None:
-        """Replace the rows that differ. ``every``: runs that ``found`` lacks are deleted."""
+        """Replace the rows that differ.
+
+        ``every``: ``found`` has all runs, so other rows are removed. ``metrics``: the last values
+        of the metrics are read again.
+        """
         made = []
         for row in reversed(found):
             known = self._rows.get(row.run_id)

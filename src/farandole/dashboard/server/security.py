@@ -1,11 +1,11 @@
-"""Protection of the page: who may read it, and what a browser may do with it.
+"""Access control of the page, and its restrictions in a browser.
 
 - A random token, printed once as part of the page's address, becomes a cookie that no script and no
   other site can use. Programs may send it as ``Authorization: Bearer TOKEN`` instead. A browser
-  that the command starts gets a ticket for one use, because other users see the arguments of
-  processes.
-- The ``Host`` header must name this server, or be an address. So a foreign domain that resolves to
-  this address (DNS rebinding) gets nothing.
+  that the command starts gets a ticket that is valid once, because other users of the machine can
+  read the arguments of processes.
+- The ``Host`` header must name this server, or be an IP address. A foreign domain that resolves to
+  this address (DNS rebinding) is therefore refused.
 - A request that changes something needs this page as its ``Origin``, and a second token in the
   header ``X-Farandole-Token``, which only the page's own script can read (``GET /api/session``).
 - The content security policy forbids scripts, styles and connections from elsewhere.
@@ -52,7 +52,13 @@ class Access:
     """The tokens and the addresses of one server."""
 
     def __init__(self, port: int, hosts: Collection[str] = (), token: str = "") -> None:
-        """``hosts``: names besides the loopback ones under which browsers reach the server."""
+        """Create the tokens.
+
+        Arguments:
+            port: The port of the server, which is a part of the cookie's name.
+            hosts: Names of the server in addition to ``localhost``.
+            token: The token of the page; by default a random one.
+        """
         self.token = token or secrets.token_urlsafe(24)
         self.post_token = hmac.new(self.token.encode(), b"post", hashlib.sha256).hexdigest()
         self.cookie = f"farandole-{port}"  # browsers share cookies between the ports of a host
@@ -60,18 +66,24 @@ class Access:
         self._tickets: set[str] = set()
 
     def serves(self, host: str) -> bool:
-        """Return whether a ``Host`` header names this server, with any port, as ssh forwards it."""
+        """Return whether a ``Host`` header names this server.
+
+        Any port is accepted, because ssh may forward another one.
+        """
         found = re.fullmatch(r"\[([0-9a-f:]+)\](:\d+)?|([^:\[\]]+)(:\d+)?", host.lower())
         name = (found[1] or found[3]) if found else ""
         return name in self._hosts or _is_address(name)
 
     def ticket(self) -> str:
-        """Return a token for the page that is valid once."""
+        """Return a new token for the page's address that is valid once."""
         self._tickets.add(made := secrets.token_urlsafe(24))
         return made
 
     def admits(self, token: str) -> bool:
-        """Return whether a token of an address is the server's token, or an unused ticket."""
+        """Return whether the token in an address is the server's token or an unused ticket.
+
+        This call uses the ticket up.
+        """
         if token in self._tickets:
             self._tickets.discard(token)
             return True
@@ -102,7 +114,7 @@ class Access:
 
 
 class AccessGuard:
-    """ASGI middleware that lets only permitted requests pass, and adds the protecting headers."""
+    """ASGI middleware that passes only permitted requests, and adds the security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -126,7 +138,7 @@ class AccessGuard:
         await (refusal or self._app)(scope, receive, protected)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that may not pass; None if it may."""
+        """Return the answer to a forbidden request; None for a permitted one."""
         headers, access = Headers(scope=scope), self._access
         host = headers.get("host", "")
         if not access.serves(host):
@@ -148,10 +160,14 @@ class AccessGuard:
         return None
 
     def _entry(self, headers: Headers, run_id: str) -> Response:
-        """Return the answer that turns the token of the address into a cookie, and opens a run."""
+        """Return the answer that turns the token of the address into a cookie.
+
+        It leads to the page of the run ``run_id``, or to the list of runs.
+        """
         target = f"/#/run/{run_id}" if re.fullmatch(_RUN_ID, run_id) else "/"
         if headers.get("sec-fetch-site", "none") == "cross-site":
-            # After a link on another site, a redirect would lack the cookie; this page has it.
+            # A browser omits the cookie in a redirect that began on another site, but sends it if
+            # this page opens the target.
             answer: Response = HTMLResponse(_GO_ON.format(target))
         else:
             answer = RedirectResponse(target, 303)

@@ -15,13 +15,13 @@ MOST_POINTS = 20_000
 
 
 class DecimatedCurve(NamedTuple):
-    """A reduced curve: arrays of equal length, one element per bucket of neighbouring points.
+    """A reduced curve: arrays of shape ``[buckets]``. A bucket has neighbouring points.
 
     - ``x``, ``y``: The last point of each bucket.
-    - ``low``, ``high``: The smallest and largest finite value of each bucket; empty if every point
-      is a bucket of its own.
+    - ``low``, ``high``: The smallest and largest finite value of each bucket, NaN without one. Both
+      arrays are empty if every point is a bucket of its own.
     - ``total``: The number of points before the reduction.
-    - ``not_finite``: How many of these have the value NaN or infinity.
+    - ``not_finite``: The number of points before the reduction with the value NaN or infinity.
     """
 
     x: Any
@@ -33,10 +33,10 @@ class DecimatedCurve(NamedTuple):
 
 
 def decimate(x: Any, y: Any, points: int) -> DecimatedCurve:
-    """Return the curve of ``x`` (ascending) and ``y``, both of shape ``[n]``, in at most ``points``
-    buckets of nearly equal numbers of points.
+    """Reduce a curve to at most ``points`` buckets with nearly equal numbers of points.
 
-    No extreme is lost: the smallest and largest value of each bucket are kept.
+    ``x`` (ascending) and ``y`` have shape ``[n]``. No extreme is lost: each bucket keeps its
+    smallest and largest value.
     """
     finite = np.isfinite(y)
     total, missing = len(x), len(x) - int(np.count_nonzero(finite))
@@ -50,8 +50,10 @@ def decimate(x: Any, y: Any, points: int) -> DecimatedCurve:
 
 
 def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any, Any]:
-    """Return the points with ``begin <= x <= end``, in ascending order of x, and one more point on
-    each side so that lines reach the edges of a chart.
+    """Return the points with ``begin <= x <= end``, sorted by x, and one more point on each side.
+
+    With the additional points, lines reach the edges of a chart. ``x`` and ``y`` have shape
+    ``[n]``; None is no limit.
     """
     if len(x) > 1 and np.any(x[1:] < x[:-1]):
         order = np.argsort(x, kind="stable")
@@ -64,7 +66,8 @@ def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any,
 class CurveRequest(NamedTuple):
     """A request for curves.
 
-    - ``names``: Names of metrics; empty for all that the program has recorded.
+    - ``names``: Names of metrics; empty for all metrics that the program has recorded.
+    - ``ranks``: Numbers of ranks.
     - ``axis``: ``step`` or ``time`` (seconds since 1970).
     - ``begin``, ``end``: Limits on the axis; None for no limit.
     - ``points``: The largest number of points of a curve.
@@ -79,7 +82,10 @@ class CurveRequest(NamedTuple):
 
 
 def curves(folder: RunFolder, request: CurveRequest) -> list[dict[str, Any]]:
-    """Return the curves of a run's metrics as plain data, in the order of ranks and names."""
+    """Return the curves of a run's metrics, in the order of ranks and names.
+
+    Each is a dict with ``run``, ``name``, ``rank`` and the data of ``plain``.
+    """
     found = []
     for rank in request.ranks:
         columns = RankColumns.of(folder, rank)
@@ -95,7 +101,7 @@ def curves(folder: RunFolder, request: CurveRequest) -> list[dict[str, Any]]:
 
 
 def plain(curve: DecimatedCurve) -> dict[str, Any]:
-    """Return a curve as lists of numbers, with None for values that are not finite."""
+    """Return a curve as lists of numbers, with None for NaN and infinity."""
     return {
         "x": curve.x.tolist(),
         "y": numbers(curve.y),

@@ -19,9 +19,10 @@ _SHUTDOWN_SECONDS = 1  # for answers in progress; event streams never end by the
 
 
 def bound(host: str, port: int, *, exactly: bool) -> socket.socket:
-    """Return a listening socket. Unless ``exactly``, another port is taken if ``port`` is in use.
+    """Return a socket that listens at an address.
 
-    Raises SettingsError if the address cannot be used.
+    Unless ``exactly``, a free port replaces a ``port`` that is in use. Raises SettingsError if the
+    address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -46,7 +47,7 @@ def bound(host: str, port: int, *, exactly: bool) -> socket.socket:
 def serve(
     home: RunsHome, listener: socket.socket, access: Access, ready: Callable[[], Any]
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM. ``ready`` is called when requests are answered."""
+    """Serve the page until SIGINT or SIGTERM; call ``ready`` once the server answers requests."""
     app = make_app(home, access, lambda: server.should_exit)
     config = uvicorn.Config(
         app,
@@ -65,7 +66,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which reports when it has started."""
+    """Uvicorn's server, which reports its start."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], Any]) -> None:
         super().__init__(config)

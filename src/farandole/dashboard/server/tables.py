@@ -1,7 +1,7 @@
-"""The first rows of a Parquet file, read by a process of its own with limited memory and time.
+"""The first rows of a Parquet file, read by a separate process with limited memory and time.
 
-A small file can unpack to any size, and the library that reads it takes more memory than the
-server itself.
+A small file can unpack to any size, and the library for Parquet takes more memory than the server
+itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _MEMORY = 1 << 30  # bytes beyond the memory of the library itself
 
 
 def of_parquet(file: BinaryIO, rows: int) -> dict[str, Any]:
-    """Return the preview of an open Parquet file: a table, or binary data if it cannot be read."""
+    """Return the preview of an open Parquet file, a table of at most ``rows`` rows.
+
+    A file that cannot be read is shown as binary data, with the cause as its ``note``.
+    """
     module = "farandole.dashboard.server.parquet"
     command = [sys.executable, "-m", module, str(rows), str(_MEMORY)]
     try:

@@ -1,4 +1,4 @@
-"""The timelines that the ranks of a run have written, merged to one."""
+"""The timelines of a run's ranks, merged into one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _PLACES = ("outputs", "work")
 
 
 def events(folder: RunFolder) -> dict[str, Any]:
-    """Return the timeline of a run: ``files``, ``events`` in the Trace Event Format of all ranks on
-    one clock, and ``complete``: whether these are all events.
+    """Return the timeline of a run.
+
+    - ``files``: Paths of the ranks' timelines, relative to the run's folder.
+    - ``events``: The events of all ranks on one clock, in the Trace Event Format.
+    - ``complete``: Whether these are all events.
     """
     names = found(folder)
     parts, complete = [], True
@@ -55,7 +58,7 @@ def _is_timeline(folder: RunFolder, name: str) -> bool:
 
 
 def _parsed(data: bytes) -> list[dict[str, Any]]:
-    """Return the events of a timeline, perhaps without its end."""
+    """Return the events of a timeline, whose end may be missing."""
     text = data.decode("utf-8", "replace")
     for candidate in (text, text.rpartition("},\n")[0] + "}]"):
         try:
