@@ -1,1 +1,1 @@
-"""The page over the runs, reports of runs, and the widget of notebooks."""
+"""The page of all runs in a browser, reports of runs, and the widget for notebooks."""

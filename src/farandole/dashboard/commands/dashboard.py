@@ -1,4 +1,4 @@
-"""``farandole dashboard``: the page over all runs, in the browser."""
+"""``farandole dashboard``: a page in the browser that shows all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, no link, nothing to load."""
+"""A report as one HTML file, without scripts, links and files to load."""
 
 from __future__ import annotations
 

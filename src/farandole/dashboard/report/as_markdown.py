@@ -24,7 +24,7 @@ from farandole.dashboard.report.svg import short
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 24  # characters of a curve
-# Within a word, an underscore is only itself.
+# An underscore within a word has no meaning in Markdown.
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~!$@&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
@@ -35,7 +35,7 @@ def markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is, in one line."""
+    """Return text as one line in which the special characters of Markdown are escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""The content of a report: what a reader needs who has nothing but this file."""
+"""The content of a report, for readers who have only this file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _MOST_PICTURE, _MOST_PICTURES = 1 << 20, 4 << 20  # bytes of one image, and of a
 
 
 def report(folders: Sequence[RunFolder]) -> Document:
-    """Return the report of one run, or of several with their comparison."""
+    """Return the report of one run, or of several runs after their comparison.
+
+    Raises RunError if the folder of a run is damaged.
+    """
     if len(folders) == 1:
         found = details(folders[0])
         return Document(found["name"] or found["run_id"], run_sections(folders[0]))
@@ -106,7 +109,11 @@ def comparison_sections(folders: Sequence[RunFolder]) -> list[Section]:
 def charts(
     folders: Sequence[RunFolder], labels: Sequence[str] = (), *, automatic: bool = False
 ) -> list[Chart]:
-    """Return a chart for each metric of rank 0, with a line per run that has recorded it."""
+    """Return a chart for each metric of rank 0, with a line for each run that has recorded it.
+
+    ``labels``: the names of the lines. ``automatic``: chart the metrics that Farandole measures,
+    not the program's.
+    """
     columns = [RankColumns.of(folder, 0) for folder in folders]
     names = dict.fromkeys(
         name for folder in folders for name in metrics.names(folder, 0, automatic=automatic)
@@ -177,7 +184,7 @@ def _tables(folder: RunFolder) -> list[Block]:
 
 
 def _pictures(folder: RunFolder) -> list[Picture]:
-    """Return the images among the run's outputs, as far as they are small."""
+    """Return the images among the run's outputs, of at most 1 MiB each and 4 MiB together."""
     found: list[Picture] = []
     total = 0
     for each in files.listing(folder)["files"]:

@@ -42,7 +42,7 @@ class Table(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Paragraphs; ``warning``: the reader should not miss them."""
+    """Paragraphs; ``warning``: whether they are highlighted."""
 
     paragraphs: Sequence[str]
     warning: bool = False
@@ -72,7 +72,7 @@ Block = Charts | Pairs | Table | Texts | Output | Pictures
 
 
 class Section(NamedTuple):
-    """A titled part of a report. The ``level`` is 1 for a part of one run, 2 for a part of that."""
+    """A titled part of a report; ``level``: 1, or 2 for a part below a section of level 1."""
 
     title: str
     blocks: Sequence[Block]

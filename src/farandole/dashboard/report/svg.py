@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn with numbers and escaped text alone."""
+"""Charts as SVG, which contain only numbers and escaped text."""
 
 from __future__ import annotations
 

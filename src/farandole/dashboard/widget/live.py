@@ -32,7 +32,7 @@ def make_widget(view: dict[str, Any]) -> Any:
 class LiveView:
     """The output of one cell, kept up to date until the run ends.
 
-    ``publish``: shows a MIME bundle in the place of the cell's earlier one.
+    ``publish`` replaces the output of the cell by a MIME bundle.
     """
 
     def __init__(self, folder: RunFolder, publish: Callable[[dict[str, Any]], None]) -> None:
@@ -46,7 +46,7 @@ class LiveView:
             self._thread.start()
 
     def bundle(self) -> dict[str, Any]:
-        """Return the output: static HTML, and the widget if there is one."""
+        """Return the output as a MIME bundle: static HTML, and the widget if there is one."""
         found: dict[str, Any] = {
             "text/plain": f"Run({self.view['id']}: {self.view['state']})",
             "text/html": html_of(self.view),

@@ -1,4 +1,4 @@
-"""A run's view as static HTML, with curves as SVG: for saved notebooks, and without widgets."""
+"""A run's view as static HTML with curves in SVG, for notebooks that are saved or lack widgets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def html_of(view: Mapping[str, Any]) -> str:
 
 
 def svg_of(curve: Mapping[str, Any]) -> str:
-    """Return a curve (``name``, ``x``, ``y``) as SVG."""
+    """Return a curve, a mapping with ``name``, ``x`` and ``y``, as SVG below its name."""
     points = [
         (float(x), float(y))
         for x, y in zip(curve["x"], curve["y"], strict=True)

@@ -21,12 +21,14 @@ _LOG_BYTES, _LOG_LINES = 8192, 20
 
 
 def view_of(folder: RunFolder) -> dict[str, Any]:
-    """Return the view's data.
+    """Return the view's data. Raises RunError if the run's folder is damaged.
 
-    - ``id``, ``state``, ``final`` (whether the run has ended), ``cause``.
+    - ``id``, ``state``, ``cause``: As in ``Run.details()``.
+    - ``final``: Whether the run has ended.
     - ``facts``: Pairs of a name and a text.
-    - ``curves``: Metrics of rank 0: ``name``, ``x`` (steps), ``y``, with None for NaN.
-    - ``log``: The last lines of rank 0; of the preparation if the ranks have not started.
+    - ``curves``: Metrics of rank 0, each with ``name``, ``x`` (steps) and ``y``, which has None for
+      NaN and infinity.
+    - ``log``: The last lines of rank 0's output, or of the preparation's if rank 0 has none.
     - ``findings``: Texts of the checks' findings.
     """
     found = details(folder)
@@ -65,7 +67,7 @@ def _curves(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def log_tail(folder: RunFolder) -> str:
-    """Return the last lines of rank 0's output, or of the preparation before there is any."""
+    """Return the last 20 lines of rank 0's output, or of the preparation's if rank 0 has none."""
     for path in (folder.log_of(0), folder.file("logs", "runner.txt")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             text = str(logs.piece(file, -_LOG_BYTES, _LOG_BYTES)["text"]).strip("\n")
