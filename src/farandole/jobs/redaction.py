@@ -1,4 +1,4 @@
-"""Removes secrets and paths of this machine from texts that leave it: reports, saved notebooks."""
+"""Remove secrets and paths from texts that leave this machine, in reports and saved notebooks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _HIDDEN = "***"
 def redacted(text: str, folder: str = "") -> str:
     """Return a text without secrets and without paths outside ``folder``, the run's folder.
 
-    Paths inside the folder become relative to it; of other absolute paths, only the last part
-    remains, as ``.../train.py``.
+    A secret is recognized by the name in front of it, as in ``--api-key abc`` and ``TOKEN=abc``, or
+    by its place in a URL or an authorization header. Paths inside the folder become relative to it;
+    of other absolute paths, only the last part remains, as ``.../train.py``.
     """
     if folder:
         text = text.replace(os.path.join(folder, ""), "").replace(folder, ".")
@@ -37,7 +38,7 @@ def redacted(text: str, folder: str = "") -> str:
 
 
 def redacted_values(values: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return nested data with all its texts redacted."""
+    """Return nested data with each of its texts redacted. Keys stay as they are."""
     return {name: _redacted(value, folder) for name, value in values.items()}
 
 

@@ -16,16 +16,21 @@ _MOST = 24  # metrics
 
 
 class RunCurve(NamedTuple):
-    """A metric of a run: arrays of steps, of seconds since the run began to run, and of values."""
+    """A metric of a run, as arrays of shape ``[n]``.
+
+    - ``steps``: The recorded steps.
+    - ``seconds``: The seconds since the start of the run's last attempt.
+    - ``values``: The recorded values, which may be NaN or infinite.
+    """
 
     steps: Any
     seconds: Any
     values: Any
 
     def to_json(self, points: int = POINTS) -> dict[str, list[Any]]:
-        """Return the curve with at most ``points`` points; NaN and infinity become None.
+        """Return the curve with about ``points`` points at most; NaN and infinity become None.
 
-        Of each group of neighbours, the smallest and the largest value remain.
+        Each group of neighbouring points keeps its smallest and its largest value.
         """
         kept = _extremes(self.values, points)
         values = self.values[kept]
@@ -37,7 +42,7 @@ class RunCurve(NamedTuple):
 
 
 def common_metrics(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the names of the metrics that rank 0 of every run has recorded, sorted."""
+    """Return the names of metrics that rank 0 of every run has recorded: the first 24, sorted."""
     found = [set(metrics.names(folder)) for folder in folders]
     return sorted(set.intersection(*found))[:_MOST] if found else []
 
@@ -45,8 +50,8 @@ def common_metrics(folders: Sequence[RunFolder]) -> list[str]:
 def curve(folder: RunFolder, name: str, began: float | None) -> RunCurve:
     """Return a metric of rank 0.
 
-    ``began``: the time at which the run began to run, in seconds since 1970; None takes the time of
-    the first value.
+    ``began``: the start of the run's last attempt, in seconds since 1970; None for the time of the
+    first value.
     """
     steps, times, values = metrics.series(folder, name)
     zero = began if began is not None else (times[0] if len(times) else 0.0)

@@ -1,4 +1,4 @@
-"""The facts that differ between runs: of their requests and of their results."""
+"""The differing facts of runs, in their requests and in their results."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs.details import details, readable_duration
 
-# Facts that differ between any two runs, so they are not compared.
+# Facts that are not compared, because they differ between any two runs.
 _OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifacts", "submission")
 
 
 def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
-    """Return the differing facts by name, with one value per run; None if a run lacks the fact."""
+    """Return the differing facts by name, with one value per run; None if a run lacks the fact.
+
+    Raises RunError if the folder of a run is damaged.
+    """
     facts = [flattened(folder) for folder in folders]
     names = dict.fromkeys(name for each in facts for name in each)
     rows = {name: [each.get(name) for each in facts] for name in names}

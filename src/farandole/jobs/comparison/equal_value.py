@@ -16,7 +16,7 @@ import numpy as np
 from farandole.jobs.comparison.curves import RunCurve
 
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
-# Parts of names, most telling first: of metrics that are better when smaller, or when larger.
+# Parts of the names of metrics that are better when smaller, and when larger.
 _SMALLER = re.compile(
     r"loss|error|\berr\b|perplexity|\bppl\b|\bm[as]e\b|\brmse\b|\bmape\b|\bwer\b|\bcer\b|\bfid\b"
     r"|\bnll\b|entropy|divergence|regret"
@@ -26,17 +26,20 @@ _LARGER = re.compile(
     r"|\br2\b|ndcg|\bmrr\b|dice|kappa|specificity|sensitivity|return\b"
 )
 _VALIDATION = re.compile(r"(^|[/_. -])(val|valid|validation|eval|evaluation|test|dev)([/_. -]|$)")
+# The best measures of a model's quality first.
 _PREFERRED = (r"\bauc\b|auroc", r"acc", r"\bf1\b", r"score", r"loss")
 
 
 @dataclass(frozen=True)
 class EqualValue:
-    """The cost of one value of a metric, with an entry per run; None where a run has none.
+    """The cost of one value of a metric. Tuples have an entry per run; None for an unknown cost.
 
+    - ``metric``, ``goal``: The name of the metric; ``maximize`` or ``minimize``.
     - ``value``: The best value that all runs reach.
-    - ``seconds``, ``steps``: Time since the run began to run, and the recorded step, of the first
-      value that is at least as good.
-    - ``samples``: Samples that all ranks had trained on by then, in proportion to time.
+    - ``seconds``, ``steps``: The seconds since the start of the run's last attempt, and the
+      recorded step, at the first value that is at least as good.
+    - ``samples``: The samples on which all ranks had trained at this time, in proportion to the
+      run's duration.
     - ``best``: The best value of each run.
     """
 
@@ -53,10 +56,10 @@ class EqualValue:
 
 
 def goal_of(name: str, curves: Sequence[RunCurve] = ()) -> str | None:
-    """Return whether a metric is to be maximized or minimized; None if unknown.
+    """Return the goal of a metric, ``maximize`` or ``minimize``; None if unknown.
 
-    The name decides. Otherwise the direction in which all curves have moved, from the first to the
-    last value.
+    The goal follows from the name of the metric. If the name is unknown, it is the direction in
+    which all curves move from their first to their last finite value.
     """
     words = re.sub(r"[/_.\s-]+", " ", name.lower())
     if _SMALLER.search(words):
@@ -72,8 +75,9 @@ def goal_of(name: str, curves: Sequence[RunCurve] = ()) -> str | None:
 
 
 def by_relevance(names: Sequence[str]) -> list[str]:
-    """Return names of metrics in the order in which they describe a model's quality: validation
-    metrics first, and an AUC or accuracy before a loss.
+    """Return names of metrics, the best measures of a model's quality first.
+
+    Validation metrics come before others, and an AUC or accuracy before a loss.
     """
 
     def order(name: str) -> tuple[bool, int, str]:
@@ -92,8 +96,11 @@ def equal_value(
 ) -> EqualValue | None:
     """Return the cost of the best value that all runs reach; None if a run has no finite value.
 
-    ``curves``: the metric of each run. ``totals``: each run's duration in seconds and its samples,
-    from which the samples at the time are derived.
+    Arguments:
+        metric: The name of the metric.
+        goal: ``maximize`` or ``minimize``.
+        curves: The metric of each run.
+        totals: The duration of each run in seconds, and the samples of all its ranks.
     """
     sign = 1.0 if goal == MAXIMIZE else -1.0
     scores = [np.where(np.isfinite(each.values), sign * each.values, -np.inf) for each in curves]

@@ -1,8 +1,8 @@
 """Reasons why runs are not comparable: pure functions of their measures.
 
 A comparison of durations is fair only if each run trained the same model to the same quality: with
-the same samples, data and settings, on like machines. Each function looks for one reason and
-returns a finding for each run that differs from the first.
+the same samples, data and settings, on equal machines. Each check looks for one reason. It yields a
+finding for each run with a fault, or for each run that differs from the first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fairness(runs: Sequence[RunMeasures]) -> list[Unfairness]:
     return [finding for check in _CHECKS for finding in check(runs)]
 
 
-# --- what the ranks of one run did
+# --- faults of one run
 
 
 def no_exchange(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
@@ -116,12 +116,13 @@ def _length(run: RunMeasures, noun: str) -> float:
     return (run.epochs if noun == "epochs" else run.samples_per_model) or 0.0
 
 
-# --- how much the runs trained
+# --- the amount of training, and the data
 
 
 def samples(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs whose models have seen another number of samples; of epochs if samples are
-    unknown.
+    """Find runs whose models have seen another number of samples than the model of the first run.
+
+    If the samples are unknown, the epochs are compared.
     """
     first = runs[0]
     for run in runs[1:]:
@@ -186,11 +187,15 @@ def validation(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
             )
 
 
-# --- with which settings
+# --- the settings
 
 
 def settings(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs with another batch of all ranks whose learning rate is not scaled to it."""
+    """Find runs whose learning rate does not fit their batch, compared with the first run.
+
+    The batch is the one of all ranks. A learning rate that is scaled with the batch or with its
+    square root fits.
+    """
     first = runs[0]
     for run in runs[1:]:
         batches = _global_batch(run), _global_batch(first)
@@ -226,11 +231,11 @@ def _other_rate(first: RunMeasures, run: RunMeasures, batch: str) -> Unfairness:
     )
 
 
-# --- under which conditions
+# --- the machines, the seeds and the ends of the runs
 
 
 def machines(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs on other hosts, with too few cores, or with other programs."""
+    """Find runs on other hosts, with too few cores, or next to other programs."""
     first = runs[0]
     for run in runs[1:]:
         hosts = set(run.hosts), set(first.hosts)
@@ -280,7 +285,7 @@ def _loads(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
 
 
 def seeds(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find configurations that were run with different numbers of seeds."""
+    """Find settings that were run with different numbers of seeds."""
     groups: dict[tuple[int, float | None, float | None], set[str]] = {}
     for run in runs:
         groups.setdefault((run.ranks, run.batch, run.learning_rate), set()).add(run.seed)
@@ -296,7 +301,7 @@ def seeds(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
 
 
 def ends(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs that have not completed, or needed several attempts."""
+    """Find runs that have not completed, or that needed several attempts."""
     for run in runs:
         if run.state != "completed":
             yield Unfairness(
@@ -330,11 +335,11 @@ _CHECKS: tuple[_Check, ...] = (
 )
 
 
-# --- words
+# --- texts
 
 
 def label(run: RunMeasures) -> str:
-    """Return the name by which texts call a run."""
+    """Return the name of a run in messages: its own name, or its id."""
     return run.name or run.run_id
 
 

@@ -24,21 +24,24 @@ from farandole.job.tracking.training import (
 from farandole.jobs import metrics
 from farandole.jobs.details import details
 
-# Findings of the checks that say how ranks trained.
+# Findings of the checks: ranks exchanged no gradients, or trained on the same data.
 NO_EXCHANGE_CODES = frozenset({"FAR012", "FAR014", "FAR016"})
 SAME_DATA_CODES = frozenset({"FAR006", "FAR007", "FAR027"})
-# Names of parameters by which programs call what the measures mean.
+# The usual names of parameters and options, the most specific first.
 _RATES = ("learning_rate", "lr", "rate")
 _BATCHES = ("batch_size", "batch", "per_device_batch_size")
 _EPOCHS = ("epochs", "num_epochs", "max_epochs")
-_GRADIENT_BYTES = 64  # in a step; fewer may be metrics
+_GRADIENT_BYTES = 64  # least bytes per step that are surely gradients; fewer may be metrics
 _SEEDS = ("seed", "random_seed", "random_state")
 
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """The measures of a run.
+    """The measures of a run; None for an unknown measure.
 
+    - ``seconds``: The duration of the run's last attempt; ``rank_hours``: its product with the
+      number of ranks, in hours.
+    - ``began``: The start of the run's last attempt, in seconds since 1970.
     - ``samples``: Samples that all ranks have trained on; a sample counts once per epoch and rank.
     - ``samples_per_model``: Samples that one model has seen: the samples of rank 0 if the ranks
       exchanged no gradients, else of all ranks.
@@ -49,9 +52,11 @@ class RunMeasures:
     - ``same_data``: Whether all ranks trained on the same data; None if unknown or for one rank.
     - ``data``, ``validation``: Digests of the training data of rank 0, and of the validation data
       of all ranks; empty if unknown.
+    - ``validation_rows``: The number of rows of the validation data.
+    - ``seed``: The parameter with the seed, as text; empty if unknown.
     - ``hosts``: Hosts of the ranks. ``cores``: Cores of rank 0's host.
     - ``other_load``: Cores of rank 0's host that processes other than the ranks used, on average.
-    - ``began``: The time at which the run's last attempt began to run, in seconds since 1970.
+    - ``findings``: Codes of the checks' findings on all ranks, sorted.
     """
 
     run_id: str
@@ -155,7 +160,7 @@ def _exchanges(ranks: int, codes: Sequence[str], values: Mapping[str, float]) ->
     nbytes, steps = values.get(EXCHANGE_BYTES), values.get(STEPS)
     if nbytes is None or not steps:
         return None
-    # metrics are exchanged once per epoch, gradients in each step
+    # Metrics are exchanged once per epoch, gradients in each step.
     return False if nbytes == 0 else True if nbytes / steps >= _GRADIENT_BYTES else None
 
 
@@ -174,7 +179,10 @@ def _same_data(
 
 
 def _validation(training: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the digest and the rows of the validation data: of all ranks if each has its part."""
+    """Return the digest and the number of rows of the validation data.
+
+    If each rank has its own part, there is no digest, and the rows are summed over the ranks.
+    """
     if not training:
         return {}
     digests = {str(each.get("validation", "")) for each in training.values()}

@@ -1,4 +1,4 @@
-"""``compare``: everything about several runs in one object."""
+"""``compare``: the measures, the differences and the fairness of several runs in one object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Comparison(ComparedRuns):
     def __repr__(self) -> str:
         """Return the comparison as a table, with the reasons why the runs are not comparable.
 
-        Notebooks store it, so it has no secrets, and only the last parts of paths.
+        Notebooks store this text, so it has no secrets, and only the last parts of paths.
         """
         return redacted(described(self))
 
@@ -42,11 +42,13 @@ def compare(
 
     Arguments:
         folders: The folders of the runs.
-        metric: The metric for the equal value; by default the one that tells most about a model's
-            quality, validation metrics first.
-        goal: ``maximize`` or ``minimize``; by default derived from the name or from the curves.
+        metric: The metric for the equal value; by default the best measure of a model's quality
+            (see ``by_relevance``).
+        goal: ``maximize`` or ``minimize``; by default derived from the name of the metric or from
+            its curves (see ``goal_of``).
 
-    Raises SettingsError for a metric that a run does not have, or another ``goal``.
+    Raises SettingsError for another ``goal`` or for a metric that a run does not have, and RunError
+    if the folder of a run is damaged.
     """
     found = tuple(measures(folder) for folder in folders)
     names = common_metrics(folders)

@@ -19,8 +19,9 @@ class ComparedRuns:
     - ``differences``: The differing facts by name.
     - ``environment``, ``source``: See ``sources``.
     - ``curves``: The metrics that all runs have, by name.
-    - ``equal``: The cost of an equal value of one metric; None without a common metric.
-    - ``unfair``: Why the runs are not comparable; empty if no reason is known.
+    - ``equal``: The cost of an equal value of one metric; None without a common metric, or if its
+      goal is unknown.
+    - ``unfair``: The reasons why the runs are not comparable; empty if none is known.
     """
 
     measures: tuple[RunMeasures, ...]

@@ -17,11 +17,15 @@ _LARGEST = 1 << 20  # bytes of a file that is compared line by line
 
 
 def source_differences(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Return the files of the snapshots that differ from the first run's, sorted by path.
+    """Return the differing files of the snapshots, sorted by path; none if a run has no snapshot.
 
-    Each is ``{"path", "runs", "diff", "truncated"}``: ``runs`` has, for each run, ``same``,
-    ``changed``, ``added`` or ``missing`` in relation to the first; ``diff`` the lines of a unified
-    diff between the first run and the first that differs, empty for binary or large files.
+    Each is a dict with
+
+    - ``path``: The path in the snapshot.
+    - ``runs``: ``same``, ``changed``, ``added`` or ``missing`` for each run, relative to the first.
+    - ``diff``: The lines of a unified diff between the first run and the first run with another
+      file; empty for a binary or large file.
+    - ``truncated``: Whether lines of the diff are missing.
     """
     roots = [folder.file("snapshot") for folder in folders]
     files = [set(_files(root)) for root in roots]
@@ -39,8 +43,10 @@ def source_differences(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 
 def environment_differences(folders: Sequence[RunFolder]) -> dict[str, list[str | None]]:
-    """Return the versions that differ, by package, with an entry per run: of Python, Farandole and
-    the system, and of the packages of environments that were built for the runs.
+    """Return the differing versions by name, with an entry per run; None if a run lacks it.
+
+    Compared are the versions of Python, Farandole and the system, and of the packages in
+    environments that were built for the runs.
     """
     known = [{**_versions(folder), **_locked(folder)} for folder in folders]
     names = sorted({name for each in known for name in each})

@@ -17,7 +17,7 @@ _DIFF_LINES = 40  # of each file
 def described(found: ComparedRuns, *, diff: bool = False) -> str:
     """Return a comparison as text: a table, and the reasons why the runs are not comparable.
 
-    ``diff``: add the changes of source files.
+    ``diff``: add the changes in source files.
     """
     names = [each.run_id for each in found.measures]
     table: list[list[str]] = [["", *names], *measure_rows(found)]
@@ -39,7 +39,7 @@ def described(found: ComparedRuns, *, diff: bool = False) -> str:
 
 
 def measure_rows(found: ComparedRuns) -> list[list[str]]:
-    """Return the rows of the measures that at least one run has: the name, then the values."""
+    """Return a row for each measure that at least one run has: its name, then a text per run."""
     runs = found.measures
     rows = [
         ["duration", *(readable_duration(each.seconds) for each in runs)],
@@ -70,7 +70,7 @@ def measure_rows(found: ComparedRuns) -> list[list[str]]:
 
 
 def _unfair(found: ComparedRuns) -> str:
-    """Return the reasons against the comparison as paragraphs."""
+    """Return the reasons why the runs are not comparable, as paragraphs."""
     if not found.unfair:
         return ""
     paragraphs = [
