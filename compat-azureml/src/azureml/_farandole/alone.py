@@ -17,9 +17,9 @@ _METADATA = re.compile(r"(azureml[-_.][\w.-]*?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|e
 def check_alone(folders: list[str] | None = None) -> None:
     """Raise ImportError if a distribution ``azureml-*`` is installed.
 
-    All of them own the package ``azureml``, so only one provider may be present.
+    All these distributions own the package ``azureml``, so only one provider may be present.
 
-    ``folders``: where to look; by default ``sys.path``.
+    ``folders``: the folders to search; by default ``sys.path``.
     """
     found = dict(sorted(_installed(folders or sys.path)))
     if found:

@@ -1,4 +1,4 @@
-"""The arguments of a script, and the data that they stand for.
+"""The arguments of a script, and the data that they represent.
 
 An argument is text, a number, or an object with one of two methods:
 
@@ -49,6 +49,7 @@ class Arguments(NamedTuple):
 
     - ``words``: The arguments for Farandole, with ``{name}`` for the path of an input.
     - ``shown``: The arguments as ``get_details()`` lists them.
+    - ``inputs``, ``outputs``: The data of the run by name.
     """
 
     words: list[str]
@@ -84,7 +85,7 @@ class Arguments(NamedTuple):
 
 
 def _copied(source: str) -> str:
-    """Return a source that is fetched, and so is copied to other hosts, for a path."""
+    """Return a local path as a ``file://`` URL, which other hosts get as a copy; URLs stay."""
     return source if "://" in source else f"file://{source}"
 
 
@@ -93,7 +94,7 @@ def translated(given: Iterable[Any], further: Iterable[Any], run_id: str) -> Arg
 
     Arguments:
         given: The script's arguments.
-        further: Inputs and outputs that are no arguments.
+        further: Inputs and outputs that are not arguments.
         run_id: The id of the run.
     """
     found = Arguments([], [], {}, {})

@@ -38,7 +38,10 @@ def context_experiment(folder: RunFolder) -> Experiment:
 
 
 def fail_at_exit(cause: str) -> None:
-    """Let this process end with exit code 1, whatever its program does: ``fail()`` was called."""
+    """Let this process end with exit code 1 and ``cause`` on stderr, because it called ``fail()``.
+
+    The program itself may go on and end without an error.
+    """
 
     def end() -> None:
         sys.stderr.write(f"the program called fail(): {cause}\n")

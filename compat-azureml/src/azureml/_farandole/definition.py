@@ -19,7 +19,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s@\"]+@")  # of URLs
 FILE = "azureml.json"  # in the run's folder: the facts that only this SDK shows
 INTERACTIVE = "interactive"  # the key in this file for a run of ``start_logging``
 
-# What Azure's service reports for its own products.
+# The values of Azure's service for products that have no counterpart here.
 _CONSTANT: dict[str, Any] = {
     "parallelTask": {
         "maxRetriesPerWorker": 0,

@@ -39,7 +39,7 @@ def spec_of(environment: Environment) -> EnvironmentSpec:
 
 
 def file_of(environment: Environment) -> EnvironmentFile | None:
-    """Return the packages of an environment without Azure's own; None if it lists none."""
+    """Return the packages of an environment, without ``azureml-*``; None if it has no list."""
     packages = environment.python.conda_dependencies
     if packages is None:
         return None
@@ -66,7 +66,7 @@ def report(environment: Environment, spec: EnvironmentSpec) -> None:
 
 
 def _is_chosen(environment: Environment) -> bool:
-    """Return whether the user has chosen packages: the default asks for Python alone."""
+    """Return whether the packages differ from the default, which has Python alone."""
     from azureml.core.conda_dependencies import CondaDependencies
 
     packages = environment.python.conda_dependencies

@@ -11,7 +11,7 @@ from farandole.errors import RunError, SettingsError
 
 @contextlib.contextmanager
 def raised_as(kind: type[AzureMLException] = UserErrorException) -> Iterator[None]:
-    """Raise SettingsError and RunError of the block as an exception of the SDK."""
+    """Raise a SettingsError or RunError of the block as ``kind``, an exception of the SDK."""
     try:
         yield
     except (SettingsError, RunError) as error:

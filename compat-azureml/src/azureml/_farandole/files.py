@@ -70,7 +70,7 @@ class RunFiles:
         return found
 
     def upload(self, name: str, path: str) -> None:
-        """Copy a file to the run.
+        """Copy the file ``path`` to the run under a name.
 
         Raises UserErrorException if the name leads out of the run, or the file does not exist.
         """
@@ -82,18 +82,24 @@ class RunFiles:
         self._record(name, inner, size)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file of the run."""
+        """Write bytes to a new file of the run. Raises as ``save``."""
         self.save(name, lambda path: Path(path).write_bytes(data))
 
     def save(self, name: str, save: files.Save) -> None:
-        """Write a new file of the run. ``save`` gets a path and writes the file there."""
+        """Write a new file of the run: ``save`` gets a path and writes the file there.
+
+        Raises UserErrorException if the name leads out of the run.
+        """
         inner = self._inner(name)
         target = os.path.join(self._folder.folder("outputs"), inner)
         files.write(target, save)
         self._record(name, inner, os.path.getsize(target))
 
     def _inner(self, name: str) -> str:
-        """Return the name below the run's outputs."""
+        """Return the name relative to the run's outputs.
+
+        Raises UserErrorException if it leads out of the run.
+        """
         try:
             found = files.inside(name)
         except ValueError as error:
@@ -105,7 +111,7 @@ class RunFiles:
         tracker_of(self._folder).record(ARTIFACT, name=inner, bytes=size, **as_upload)
 
     def _uploaded(self) -> set[str]:
-        """Return the files that were uploaded under names outside of ``outputs``."""
+        """Return the names of the files that were uploaded under names outside of ``outputs``."""
         from farandole.jobs import metrics
 
         return {

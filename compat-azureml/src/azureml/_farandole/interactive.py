@@ -63,14 +63,17 @@ def start(
     """Start a run of this process and return its id.
 
     Arguments:
+        experiment: The name of the experiment.
+        display_name: The name of the run; may be empty.
         source: The folder for the snapshot; empty for none.
         outputs: The folder whose new files are copied at the end; None for ``outputs``, False for
             none.
-        run_id: Its id, by default a new uuid.
-        parent: The id of its parent.
+        run_id: The id of the run; by default a new uuid.
+        parent: The id of the parent; empty for none.
+        tags: The tags of the run.
 
-    Raises SnapshotException if the source is too large, UserErrorException for an id
-    that is taken or invalid.
+    Raises SnapshotException if the source is too large, and UserErrorException for an id that is
+    taken or invalid.
     """
     home = RunsHome()
     spec = RunSpec(
@@ -138,7 +141,7 @@ def take_snapshot(folder: RunFolder, path: str) -> None:
 
 
 def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
-    """End a run of this process; has no effect on a run that has ended."""
+    """End a run of this process; an ended run stays as it is."""
     active = _active.pop(folder.run_id, None)
     if active is not None:
         _keep_outputs(folder, active)
@@ -152,10 +155,10 @@ def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """End the runs that this process has not ended: as failed after an exception."""
+    """End the active runs of this process: as failed after an exception, else as completed."""
     error = getattr(sys, "last_value", None)
     for active in list(_active.values()):
-        if active.pid == os.getpid():  # and not a fork of the process
+        if active.pid == os.getpid():  # not in a fork of the process that started the run
             state = RunState.COMPLETED if error is None else RunState.FAILED
             cause = "" if error is None else f"{type(error).__name__}: {error}"
             with contextlib.suppress(OSError, RunError):

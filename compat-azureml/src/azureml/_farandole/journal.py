@@ -1,6 +1,6 @@
-"""Records of a run's metrics: numbers are Farandole's, all other forms are tables.
+"""Records of a run's metrics: numbers are metrics of Farandole, all other values are tables.
 
-Each table of a record has a ``form``, so that ``get_metrics`` returns what the program gave.
+Each table has a ``form``, so that ``get_metrics`` returns the values as the program logged them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def close(folder: RunFolder) -> None:
 
 
 def add_value(folder: RunFolder, name: str, value: Any, step: int | None = None) -> None:
-    """Record a number, or another single value."""
+    """Record a number or another single value; ``step``: by default the next number."""
     here = tracker_of(folder)
     try:
         here.scalars({name: number(name, value)}, step)
@@ -71,7 +71,7 @@ def add_reference(folder: RunFolder, name: str, uri: str) -> None:
 
 def values(folder: RunFolder) -> dict[str, Any]:
     """Return the metrics of all ranks by name, in the forms of ``Run.get_metrics``."""
-    from farandole.jobs import metrics  # numpy, which recording does not need
+    from farandole.jobs import metrics  # imports numpy, which recording does not need
 
     timed: dict[str, list[tuple[float, Any]]] = {}
     forms: dict[str, str] = {}

@@ -27,7 +27,8 @@ class Layout(NamedTuple):
 def layout_of(config: RunConfiguration) -> Layout:
     """Return the layout of a run configuration.
 
-    Raises UserErrorException for numbers that do not fit together.
+    Raises UserErrorException for a number below 1, or for ranks that are not a multiple of the
+    nodes.
     """
     framework, communicator = config.framework.lower(), str(config.communicator).lower()
     if framework == "tensorflow" and communicator == "parameterserver":

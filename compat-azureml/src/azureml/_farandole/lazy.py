@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are used."""
+"""Packages whose names are imported with their first use."""
 
 from __future__ import annotations
 

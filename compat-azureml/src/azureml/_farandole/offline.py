@@ -1,4 +1,4 @@
-"""The run of a program that was started by hand: it prints what it would record."""
+"""The run of a program that was started by hand, which prints metrics and records nothing."""
 
 from __future__ import annotations
 

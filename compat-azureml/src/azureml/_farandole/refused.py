@@ -32,7 +32,7 @@ def refuse(name: str) -> NoReturn:
 
 
 def refused_names(module: str, names: Sequence[str]) -> Callable[[str], Any]:
-    """Return ``__getattr__`` of a module that refuses these names."""
+    """Return ``__getattr__`` of a module, which raises ImportError for the refused ``names``."""
 
     def load(name: str) -> Any:
         if name in names:

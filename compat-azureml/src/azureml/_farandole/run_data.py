@@ -85,13 +85,14 @@ class RunData(RunLogging):
     ) -> dict[str, Any]:
         """Return the metrics of all ranks by name.
 
-        A name that was logged once has its value, a name that was logged several times a list in
-        the order of time, a table a dict of its columns.
+        The value of a name that was logged once is this value; of a name that was logged several
+        times, a list in the order of time; of a table, a dict of its columns.
 
         Arguments:
-            name: The name of one metric.
-            recursive: Return the metrics of this run and its children by run id.
-            run_type: With ``recursive``, the type of the children.
+            name: The name of one metric; None for all.
+            recursive: Return a dict of such metrics for this run and its descendants, by run id.
+            run_type: The type of the descendants; None for all.
+            populate: Not used.
         """
         own = journal.values(self._folder)
         if name is not None:
@@ -112,7 +113,7 @@ class RunData(RunLogging):
         """Keep a file in the run.
 
         Arguments:
-            name: Its name in the run, such as ``outputs/model.pkl``.
+            name: The name of the file in the run, such as ``outputs/model.pkl``.
             path_or_stream: A path, or a stream of bytes.
 
         Raises UserErrorException if the file does not exist, or the name leads out of the run.
@@ -125,7 +126,10 @@ class RunData(RunLogging):
             run_files.upload(name, os.path.abspath(path_or_stream))
 
     def upload_files(self, names: list[str], paths: list[str], **kwargs: Any) -> None:
-        """Keep several files in the run."""
+        """Keep several files in the run: ``paths`` under the ``names`` of the same length.
+
+        Raises UserErrorException for other lengths, and as ``upload_file``.
+        """
         if len(names) != len(paths):
             raise UserErrorException(
                 f"upload_files needs as many names as paths: {len(names)} names, {len(paths)} paths"
@@ -134,7 +138,10 @@ class RunData(RunLogging):
             self.upload_file(name, path)
 
     def upload_folder(self, name: str, path: str, **kwargs: Any) -> None:
-        """Keep all files of a folder in the run."""
+        """Keep all files of the folder ``path`` in the run, under the folder ``name``.
+
+        Raises UserErrorException if the folder does not exist, or the name leads out of the run.
+        """
         if not os.path.isdir(path):
             raise UserErrorException(f"the folder {path!r} does not exist")
         for where, _, names in os.walk(path):
@@ -147,10 +154,10 @@ class RunData(RunLogging):
         return list(RunFiles(self._folder).paths())
 
     def download_file(self, name: str, output_file_path: str | None = None, **kwargs: Any) -> None:
-        """Copy a file of the run.
+        """Copy the file ``name`` of the run.
 
-        ``output_file_path``: a file or an existing folder, by default the current folder. Raises
-        UserErrorException if the run has no such file.
+        ``output_file_path``: the path of the copy, or an existing folder; by default the current
+        folder. Raises UserErrorException if the run has no such file.
         """
         target = output_file_path or os.path.basename(name)
         if os.path.isdir(target) or target.endswith(os.sep):
@@ -171,9 +178,13 @@ class RunData(RunLogging):
         """Copy all files of the run whose names begin with ``prefix``.
 
         Arguments:
+            prefix: The beginning of the names; None for all files.
             output_directory: The folder of the copies, by default the current one.
             output_paths: The path of each copy, in the order of ``get_file_names()``.
+            batch_size: Not used.
             append_prefix: Keep the prefix in the names of the copies.
+
+        Raises UserErrorException if ``output_paths`` has another length than the files.
         """
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         if output_paths is not None and len(output_paths) != len(names):
@@ -186,7 +197,7 @@ class RunData(RunLogging):
             self.download_file(name, os.path.join(output_directory or ".", place))
 
     def get_all_logs(self, destination: str | None = None) -> list[str]:
-        """Copy all logs into a folder and return the paths of the copies."""
+        """Copy all logs into a folder, by default ``assets/<run id>``, and return their paths."""
         folder = destination or os.path.join("assets", self._folder.run_id)
         copies = []
         for name in RunFiles(self._folder).log_urls():
@@ -198,7 +209,10 @@ class RunData(RunLogging):
         return follow.LogReader(RunFiles(self._folder).path(name)).read()
 
     def _model_files(self, name: str) -> str:
-        """Return the path of a file or folder of the run. Raises UserErrorException without one."""
+        """Return the path of a file or folder of the run.
+
+        Raises UserErrorException if there is none with this name.
+        """
         inside = RunFiles(self._folder).paths()
         wanted = os.path.normpath(name)
         if wanted in inside:
@@ -255,7 +269,7 @@ class RunData(RunLogging):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """The inputs by name: paths within the run, datasets elsewhere."""
+        """The inputs by name: paths in a process of the run, datasets in other processes."""
         facts = self._data_facts()
         return {
             name: self._input(name, dataset, facts["modes"][name])

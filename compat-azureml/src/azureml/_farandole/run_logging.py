@@ -19,12 +19,12 @@ class RunLogging(ABC):
 
     @abstractmethod
     def _record(self, kind: str, name: str, value: Any, step: int | None = None) -> None:
-        """Record a metric of a ``kind``: scalar, list, row, table, image or a kind of JSON."""
+        """Record a metric of a ``kind``: scalar, list, row, table, image, or a chart in JSON."""
 
     def log(
         self, name: str, value: Any, description: str | None = "", step: int | None = None
     ) -> None:
-        """Record a number, or a text."""
+        """Record a number or a text; ``step``: by default the number of earlier values."""
         self._record("scalar", name, value, step)
 
     def log_list(self, name: str, value: Sequence[Any], description: str = "") -> None:
@@ -32,13 +32,19 @@ class RunLogging(ABC):
         self._record("list", name, list(value))
 
     def log_row(self, name: str, description: str | None = None, **kwargs: Any) -> None:
-        """Add a row to the table ``name``: its columns by name."""
+        """Add a row to the table ``name``, with a value for each column, as ``column=value``.
+
+        Raises UserErrorException without a column.
+        """
         if not kwargs:
             raise UserErrorException(f"log_row({name!r}) needs at least one column, as name=value")
         self._record("row", name, kwargs)
 
     def log_table(self, name: str, value: Mapping[str, Any], description: str = "") -> None:
-        """Record a table: a value or a list of values for each column."""
+        """Record a table: a dict with a value or a list of values for each column.
+
+        Raises UserErrorException for anything else, and for an empty dict.
+        """
         if not isinstance(value, Mapping) or not value:
             raise UserErrorException(f"log_table({name!r}) takes a dict of columns, not {value!r}")
         self._record("table", name, dict(value))
@@ -48,26 +54,29 @@ class RunLogging(ABC):
     ) -> None:
         """Keep an image: the file ``path``, or ``plot``, a figure or module of Matplotlib.
 
-        Raises UserErrorException unless one of path and plot is given.
+        Raises UserErrorException unless exactly one of the two is given.
         """
         if (path is None) == (plot is None):
             raise UserErrorException(f"log_image({name!r}) needs either path= or plot=")
         self._record("image", name, path if path is not None else plot)
 
     def log_confusion_matrix(self, name: str, value: Any, description: str = "") -> None:
-        """Keep a confusion matrix, as JSON text or as a dict."""
+        """Keep a confusion matrix, given as JSON text or a dict.
+
+        Raises UserErrorException if it is not a JSON object.
+        """
         self._record("confusion_matrix", name, _checked(name, value))
 
     def log_accuracy_table(self, name: str, value: Any, description: str = "") -> None:
-        """Keep an accuracy table, as JSON text or as a dict."""
+        """Keep an accuracy table, as ``log_confusion_matrix``."""
         self._record("accuracy_table", name, _checked(name, value))
 
     def log_residuals(self, name: str, value: Any, description: str = "") -> None:
-        """Keep a histogram of residuals, as JSON text or as a dict."""
+        """Keep a histogram of residuals, as ``log_confusion_matrix``."""
         self._record("residual", name, _checked(name, value))
 
     def log_predictions(self, name: str, value: Any, description: str = "") -> None:
-        """Keep binned predictions, as JSON text or as a dict."""
+        """Keep binned predictions, as ``log_confusion_matrix``."""
         self._record("predictions", name, _checked(name, value))
 
 

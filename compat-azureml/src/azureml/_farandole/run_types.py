@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from azureml.core.experiment import Experiment
     from azureml.core.run import Run
 
-# The type of a run in its facts, with the module and the name of its class.
+# The module and the name of the class for each type of a run.
 CLASSES = {
     "azureml.scriptrun": ("azureml.core.script_run", "ScriptRun"),
     "hyperdrive": ("azureml.train.hyperdrive", "HyperDriveRun"),

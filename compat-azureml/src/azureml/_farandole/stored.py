@@ -20,7 +20,7 @@ class RunChanges:
         self._folder = folder
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a fact."""
+        """Return a fact by its name, ``default`` if it has not been set."""
         return self._data().get(name, default)
 
     def set(self, **values: Any) -> None:
@@ -61,7 +61,7 @@ class RunChanges:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process of this host change the facts: all ranks of a run may set tags."""
+        """Keep other processes of this host from changing the facts: all ranks may set tags."""
         descriptor = os.open(
             self._folder.file(_LOCK), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -72,7 +72,7 @@ class RunChanges:
             os.close(descriptor)
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        """Write facts, unless they are as before."""
+        """Write facts, if one of them has changed."""
         if any(value != self.get(name, []) for name, value in values.items()):
             write_json(self._folder.file(_FILE), {**self._data(), **values})
 

@@ -1,4 +1,4 @@
-"""``wait_for_completion`` of a submitted run: the rank's log as it grows, then the summary."""
+"""``wait_for_completion``: the log of rank 0 as it grows, then the summary of the run."""
 
 from __future__ import annotations
 

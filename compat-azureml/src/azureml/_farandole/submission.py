@@ -29,7 +29,7 @@ SCRIPT_RUN = "azureml.scriptrun"
 
 
 class Request(NamedTuple):
-    """A configuration, translated: Farandole's request, and the facts for ``get_details()``."""
+    """The translation of a configuration: a request to Farandole, and facts for ``get_details``."""
 
     request: ScriptRun
     facts: dict[str, Any]
@@ -59,7 +59,11 @@ def send(
     run_id: str = "",
     parent: str = "",
 ) -> Run:
-    """Submit a run of Farandole with the facts for ``get_details()``, and return the run."""
+    """Submit a run of Farandole with the facts for ``get_details()``, and return the run.
+
+    Raises SnapshotException if the source is too large, and UserErrorException for a request that
+    cannot succeed.
+    """
     from azureml._farandole.run_types import run_of
 
     home = RunsHome()

@@ -30,8 +30,8 @@ class Registration(NamedTuple):
 def register(workspace: Any, name: str, given: Registration, *, create_new_version: bool) -> Entry:
     """Store a dataset under a name and return its entry.
 
-    The same definition keeps its version. Raises UserErrorException if the name has another
-    definition and ``create_new_version`` is False.
+    A definition that the name has already keeps its entry. Raises UserErrorException for an invalid
+    name, or if the name has another definition and ``create_new_version`` is False.
     """
     path = os.path.join(_folder(workspace), f"{checked_name(name, 'dataset')}.json")
     versions: list[Entry] = (read_json(path) or {}).get("versions", [])
@@ -65,7 +65,10 @@ def register(workspace: Any, name: str, given: Registration, *, create_new_versi
 
 
 def named(workspace: Any, name: str, version: int | str = "latest") -> Entry:
-    """Return the entry of a registered dataset. Raises UserErrorException if there is none."""
+    """Return the entry of a registered dataset.
+
+    Raises UserErrorException if there is none with this name and version.
+    """
     settle(workspace)
     found = read_json(os.path.join(_folder(workspace), f"{name}.json"))
     if found is None:
@@ -97,7 +100,10 @@ def save(dataset_id: str, definition: DatasetDefinition) -> None:
 
 
 def by_id(dataset_id: str) -> DatasetDefinition:
-    """Return a definition by its id. Raises UserErrorException if there is none."""
+    """Return the definition of a dataset by the dataset's id.
+
+    Raises UserErrorException if there is none.
+    """
     path = os.path.join(_shared("by_id"), f"{os.path.basename(dataset_id)}.json")
     found = read_json(path)
     if found is None:

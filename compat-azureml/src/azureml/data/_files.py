@@ -33,7 +33,7 @@ class DatasetDefinition(NamedTuple):
 
     - ``kind``: ``file`` or ``tabular``.
     - ``sources``: Absolute paths, URLs or patterns.
-    - ``options``: How to read a table: its format and the arguments of the reader.
+    - ``options``: The format of a table and the arguments of its reader.
     - ``steps``: Selections in order: ``("take", n)``, ``("skip", n)``, ``("split", percentage,
       seed, part)``; of a table also ``("keep", columns)`` and ``("drop", columns)``.
     """
@@ -61,7 +61,12 @@ class DatasetDefinition(NamedTuple):
 
 
 class DatasetFile(NamedTuple):
-    """A file of a dataset: fsspec's file system, the path in it, and the name in the dataset."""
+    """A file of a dataset.
+
+    - ``system``, ``path``: The file system of fsspec, and the path in it.
+    - ``name``: The name in the dataset.
+    - ``version``: A text that changes with the file.
+    """
 
     system: Any
     path: str
@@ -72,7 +77,7 @@ class DatasetFile(NamedTuple):
 def check(definition: DatasetDefinition, *, exists: bool) -> None:
     """Raise DatasetValidationError for a source that cannot be read.
 
-    ``exists``: also look whether URLs have files.
+    ``exists``: also check that each source has files.
     """
     for source in definition.sources:
         try:
@@ -130,7 +135,7 @@ def _with_common_names(found: Sequence[DatasetFile]) -> list[DatasetFile]:
 
 
 def selected(items: Sequence[Any], step: Step) -> list[Any]:
-    """Return the items that a step keeps; items are files or positions of rows."""
+    """Return the items, files or positions of rows, that a step of a definition keeps."""
     kind, *arguments = step
     if kind == "take":
         return list(items[: arguments[0]])
@@ -192,10 +197,11 @@ def is_single_file(definition: DatasetDefinition) -> bool:
 
 
 def source_of(definition: DatasetDefinition) -> str:
-    """Return one path or URL from which a run can read the dataset.
+    """Return the one path or URL from which a run can read the dataset.
 
-    It is a file for a dataset made of one file, else a folder. A dataset of several sources, of a
-    pattern or with steps becomes a folder of all its files in the home of the runs.
+    A dataset made of one file has the path of the file, any other dataset the path of a folder. A
+    dataset of several sources, of a pattern or with steps becomes a folder of all its files in the
+    home of the runs. Raises DatasetExecutionError if a file cannot be read.
     """
     if len(definition.sources) == 1 and not definition.steps:
         source = definition.sources[0]
@@ -208,7 +214,10 @@ def source_of(definition: DatasetDefinition) -> str:
 
 
 def collected(definition: DatasetDefinition) -> str:
-    """Return a folder with all files of a dataset, fetched once for each version of the files."""
+    """Return a folder with all files of a dataset, fetched once for each version of the files.
+
+    Raises DatasetExecutionError if a file cannot be read.
+    """
     found = files(definition)
     facts = [f"{file.path} {file.name} {file.version}" for file in found]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]

@@ -47,12 +47,18 @@ class AbstractDataset:
         return dict(self._entry.get("tags") or {})
 
     def add_tags(self, tags: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Add tags to the registered dataset and return all of its tags."""
+        """Add tags to the registered dataset and return all of its tags.
+
+        Raises UserErrorException before the registration.
+        """
         self._entry["tags"] = _catalogue.add_tags(self._entry, tags or {})
         return self.tags
 
     def remove_tags(self, tags: list[str] | None = None) -> dict[str, str]:
-        """Remove tags of the registered dataset and return the remaining ones."""
+        """Remove tags of the registered dataset and return the remaining ones.
+
+        Raises UserErrorException before the registration.
+        """
         self._entry["tags"] = _catalogue.remove_tags(self._entry, tags or [])
         return self.tags
 
@@ -78,12 +84,18 @@ class AbstractDataset:
         return type(self)(self._definition, entry)
 
     def unregister_all_versions(self) -> None:
-        """Remove all versions of the registered dataset. Its files are kept."""
+        """Remove all versions of the registered dataset. Its files are kept.
+
+        Raises UserErrorException before the registration.
+        """
         _catalogue.unregister(self._entry)
         self._entry = {}
 
     def as_named_input(self, name: str) -> DatasetConsumptionConfig:
-        """Return the dataset as an input of a run with a name."""
+        """Return the dataset as the input ``name`` of a run.
+
+        Raises UserErrorException if the name is not a Python identifier.
+        """
         return DatasetConsumptionConfig(name, self)
 
     def take(self: D, count: int) -> D:
@@ -95,7 +107,10 @@ class AbstractDataset:
         return self._selected("skip", count)
 
     def random_split(self: D, percentage: float, seed: int | None = None) -> tuple[D, D]:
-        """Return two datasets: a random part of about ``percentage`` (0 to 1), and the rest."""
+        """Return two datasets: a random part with the share ``percentage`` (0 to 1), and the rest.
+
+        The same ``seed`` gives the same parts; by default it is random.
+        """
         seed = uuid.uuid4().int % 2**32 if seed is None else seed
         return (
             self._selected("split", percentage, seed, 0),
@@ -103,7 +118,7 @@ class AbstractDataset:
         )
 
     def _run_input(self) -> RunInput:
-        """Return the dataset as an input of a run, for a dataset without ``as_mount``."""
+        """Return the dataset as an input of a run that gets its id."""
         return self.as_named_input(f"input__{self.id[:8]}")._run_input()
 
     def _as_run_input(self, name: str, mode: str) -> RunInput:

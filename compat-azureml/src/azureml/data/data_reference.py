@@ -27,7 +27,18 @@ class DataReference:
         path_on_compute: str | None = None,
         overwrite: bool = False,
     ) -> None:
-        """``mode``: ``mount`` (read and write in place) or ``download`` (a copy for the run)."""
+        """Refer to a path in a datastore.
+
+        Arguments:
+            datastore: The ``Datastore``.
+            data_reference_name: The name in the variable; by default the datastore's name.
+            path_on_datastore: The path in the datastore; by default all of it.
+            mode: ``mount`` (read and write in place) or ``download`` (a copy for the run).
+            path_on_compute: Not used.
+            overwrite: Not used.
+
+        Raises UserErrorException for another mode.
+        """
         if mode not in ("mount", "download"):
             raise UserErrorException(
                 f"a DataReference with mode={mode!r} is not carried over; write to outputs/, or"
@@ -67,7 +78,7 @@ class DataReference:
     def as_upload(
         self, path_on_compute: str | None = None, overwrite: bool = False
     ) -> DataReference:
-        """Raises UserErrorException: use ``OutputFileDatasetConfig``."""
+        """Raise UserErrorException: use ``OutputFileDatasetConfig`` instead."""
         return self._with_mode("upload", path_on_compute, overwrite)
 
     def to_config(self) -> DataReference:

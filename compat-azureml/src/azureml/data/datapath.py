@@ -21,7 +21,7 @@ class DataPath:
 
 
 class DataPathComputeBinding:
-    """The way in which a run reads a data path: ``mount``, ``download`` or ``upload``."""
+    """The access of a run to a data path; ``mode``: ``mount``, ``download`` or ``upload``."""
 
     def __init__(
         self, mode: str = "mount", path_on_compute: str | None = None, overwrite: bool = False

@@ -15,8 +15,8 @@ MODES = ("direct", "mount", "download")
 class DatasetConsumptionConfig:
     """A dataset as the input of a run.
 
-    In the arguments of a script it stands for a path (``mount`` and ``download``) or for the id of
-    the dataset (``direct``). The script finds the same text in the environment variable ``name``.
+    Among the arguments of a script, it becomes a path (``mount`` and ``download``) or the id of the
+    dataset (``direct``). The environment variable ``name`` has the same text.
     """
 
     def __init__(
@@ -26,7 +26,13 @@ class DatasetConsumptionConfig:
         mode: str = "direct",
         path_on_compute: str | None = None,
     ) -> None:
-        """``name``: by default ``input__`` and eight hexadecimal digits.
+        """Make a dataset the input of a run.
+
+        Arguments:
+            name: The name of the input; by default ``input__`` and eight hexadecimal digits.
+            dataset: The dataset.
+            mode: ``direct``, ``mount`` or ``download``.
+            path_on_compute: Not used; the run prints one line.
 
         Raises UserErrorException for an invalid name or mode.
         """
@@ -56,7 +62,7 @@ class DatasetConsumptionConfig:
         return self._with_mode("direct", None)
 
     def as_hdfs(self) -> DatasetConsumptionConfig:
-        """Raises UserErrorException: there is no HDFS mode."""
+        """Raise UserErrorException: there is no HDFS mode."""
         raise UserErrorException("as_hdfs() is not carried over; use as_mount() or as_download()")
 
     def _with_mode(self, mode: str, path_on_compute: str | None) -> DatasetConsumptionConfig:

@@ -19,7 +19,7 @@ from farandole.jobs.inputs.sources import is_url, local_path
 
 
 class DataType(Enum):
-    """The type of a column; the methods make the values of ``set_column_types``."""
+    """The type of a column; the methods return values for ``set_column_types``."""
 
     STRING = "string"
     INTEGER = "int"
@@ -64,9 +64,10 @@ class FileDatasetFactory:
             path: A path, URL, pattern, ``DataPath``, ``(datastore, path)``, or a list of these.
             validate: Check that there are files.
             partition_format: Not used.
-            is_file: Not used: one file is recognized as such.
+            is_file: Not used: a single file is recognized.
 
-        Raises DatasetValidationError if there are no such files.
+        Raises DatasetValidationError if there are no such files, and UserErrorException for another
+        kind of ``path``.
         """
         unused_partition_format(partition_format)
         definition = DatasetDefinition("file", sources_of(path))
@@ -86,7 +87,7 @@ class FileDatasetFactory:
         Arguments:
             src_dir: The folder.
             target: A ``DataPath``, ``(datastore, path)`` or a datastore.
-            pattern: Only names that match it, such as ``*.csv``.
+            pattern: A pattern that the copied names match, such as ``*.csv``; None for all.
             overwrite: Replace existing files.
             show_progress: Print the names of the files.
 
@@ -123,7 +124,7 @@ class TabularDatasetFactory:
         empty_as_string: bool = False,
         encoding: str = "utf8",
     ) -> TabularDataset:
-        """Return the table in CSV files.
+        """Return the table in CSV files, which pandas reads when its rows are needed.
 
         Arguments:
             path: As for ``Dataset.File.from_files``.
@@ -137,6 +138,8 @@ class TabularDatasetFactory:
             support_multi_line: Not used: quoted line ends are always read.
             empty_as_string: Read empty values as empty strings.
             encoding: The encoding of the files.
+
+        Raises DatasetValidationError if there are no such files.
         """
         unused_partition_format(partition_format)
         without = header in (False, "no_header", "NO_HEADERS")
@@ -179,7 +182,7 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_sql_query(*_: Any, **__: Any) -> TabularDataset:
-        """Raises UserErrorException: there are no SQL datastores."""
+        """Raise UserErrorException: there are no SQL datastores."""
         raise UserErrorException(
             "Dataset.Tabular.from_sql_query is not carried over; read the query with"
             " pandas.read_sql, and register the result with register_pandas_dataframe"
@@ -194,7 +197,18 @@ class TabularDatasetFactory:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
     ) -> TabularDataset:
-        """Write a DataFrame to a datastore as Parquet and register it as a dataset."""
+        """Write a DataFrame to a datastore as Parquet, and register it as a new dataset version.
+
+        Arguments:
+            dataframe: The DataFrame of pandas.
+            target: A ``DataPath``, ``(datastore, path)`` or a datastore.
+            name: The name of the dataset, and of its folder below the target.
+            description: A text about the dataset.
+            tags: The tags of the dataset.
+            show_progress: Not used.
+
+        Raises UserErrorException if the datastore is not on this host.
+        """
         store, below = target_of(target)
         folder = store._local_folder(os.path.join(below, name))
         os.makedirs(folder, exist_ok=True)

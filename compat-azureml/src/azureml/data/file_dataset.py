@@ -19,7 +19,10 @@ class FileDataset(AbstractDataset):
     """Files from paths, URLs and datastores."""
 
     def to_path(self) -> list[str]:
-        """Return the path of each file in the dataset, relative to its root: ``/data.zip``."""
+        """Return the path of each file, relative to the root of the dataset, as ``/data.zip``.
+
+        Raises DatasetExecutionError if a source has no files.
+        """
         return [f"/{file.name}" for file in _files.files(self._definition)]
 
     def download(
@@ -30,8 +33,8 @@ class FileDataset(AbstractDataset):
     ) -> list[str]:
         """Copy the files into a folder and return the paths of the copies.
 
-        ``target_path``: by default a new temporary folder. Raises DatasetExecutionError if a file
-        exists and ``overwrite`` is False, or cannot be read.
+        ``target_path``: by default a new temporary folder. Raises DatasetExecutionError if a copy
+        exists and ``overwrite`` is False, or if a file cannot be read.
         """
         into = os.path.abspath(target_path) if target_path else tempfile.mkdtemp(prefix="dataset-")
         return _files.download(self._definition, into, overwrite=overwrite)
@@ -46,7 +49,7 @@ class FileDataset(AbstractDataset):
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
         """Return the dataset as an input of a run: a path that all ranks of a host read.
 
-        It is the path of the file for a dataset made of one file, else the path of a folder.
+        The path is a file for a dataset made of one file, else a folder.
         """
         return DatasetConsumptionConfig(None, self, "mount", path_on_compute)
 
@@ -55,7 +58,7 @@ class FileDataset(AbstractDataset):
         return DatasetConsumptionConfig(None, self, "download", path_on_compute)
 
     def as_hdfs(self) -> DatasetConsumptionConfig:
-        """Raises UserErrorException: there is no HDFS mode."""
+        """Raise UserErrorException: there is no HDFS mode."""
         return DatasetConsumptionConfig(None, self).as_hdfs()
 
     def file_metadata(self, col: str) -> list[Any]:
@@ -69,7 +72,7 @@ class FileDataset(AbstractDataset):
 class MountContext:
     """The files of a dataset at a path of this host, between ``start`` and ``stop``.
 
-    They are links to the files of this host, or to a copy that is fetched once per version.
+    The path holds links to the files on this host, or to copies that are fetched once per version.
     """
 
     def __init__(self, dataset: FileDataset, mount_point: str | None = None) -> None:

@@ -24,16 +24,21 @@ _DESTINATION = "dataset/{run-id}/{output-name}"
 class OutputFileDatasetConfig:
     """A folder of a datastore that a run writes.
 
-    In the arguments of a script it stands for the path of the folder. ``{run-id}`` and
-    ``{output-name}`` in the destination are replaced.
+    Among the arguments of a script, it becomes the path of the folder. ``{run-id}`` and
+    ``{output-name}`` in the destination are replaced by the run's id and the output's name.
     """
 
     def __init__(
         self, name: str | None = None, destination: Any = None, source: str | None = None, **_: Any
     ) -> None:
-        """``destination``: ``(datastore, path)``, by default a folder of the workspace's datastore.
+        """Define an output of a run.
 
-        Raises UserErrorException for ``source``, which is not carried over.
+        Arguments:
+            name: The name of the output; by default ``output_`` and eight hexadecimal digits.
+            destination: ``(datastore, path)``; by default a folder in ``FARANDOLE_HOME``.
+            source: Not carried over.
+
+        Raises UserErrorException for ``source`` and for an invalid name.
         """
         if source:
             raise UserErrorException(
@@ -66,7 +71,7 @@ class OutputFileDatasetConfig:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> OutputFileDatasetConfig:
-        """Return this output, registered as a dataset once its run has completed."""
+        """Return this output, which becomes a registered dataset once its run has completed."""
         made = self._with_mode(self.mode)
         made._registration = {"name": name, "description": description, "tags": dict(tags or {})}
         return made
@@ -79,7 +84,10 @@ class OutputFileDatasetConfig:
         return DatasetConsumptionConfig(name, self.dataset(), "mount")
 
     def dataset(self) -> FileDataset:
-        """Return the files of the output as a dataset, after the submission of its run."""
+        """Return the files of the output as a dataset.
+
+        Raises UserErrorException before the run that writes the output is submitted.
+        """
         if not self._path:
             raise UserErrorException(
                 f"the output {self.name!r} has no files yet; submit the run that writes it first"

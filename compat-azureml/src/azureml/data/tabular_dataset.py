@@ -17,15 +17,15 @@ from farandole.job.runs.home import RunsHome
 
 
 class TabularDataset(AbstractDataset):
-    """A table from files. It reads them when its rows are needed."""
+    """A table from files, which are read when its rows are needed."""
 
     def to_pandas_dataframe(
         self, on_error: str = "null", out_of_range_datetime: str = "null"
     ) -> Any:
-        """Return the rows as a pandas DataFrame.
+        """Return the rows as a pandas DataFrame. The arguments are not used.
 
-        Raises OptionalDependencyMissingException without pandas, DatasetExecutionError if a file
-        cannot be read.
+        Raises OptionalDependencyMissingException without pandas, and DatasetExecutionError if a
+        file cannot be read or a selected column does not exist.
         """
         pandas = pandas_module("to_pandas_dataframe()")
         frames = list(_frames(pandas, self._definition))
@@ -35,7 +35,7 @@ class TabularDataset(AbstractDataset):
         return table.reset_index(drop=True)
 
     def keep_columns(self, columns: str | list[str], validate: bool = False) -> TabularDataset:
-        """Return the dataset with these columns only."""
+        """Return the dataset with these columns only; ``validate`` is not used."""
         return self._selected("keep", _listed(columns))
 
     def drop_columns(self, columns: str | list[str]) -> TabularDataset:
@@ -43,13 +43,19 @@ class TabularDataset(AbstractDataset):
         return self._selected("drop", _listed(columns))
 
     def to_csv_files(self, separator: str = ",") -> FileDataset:
-        """Return the rows as a dataset of one CSV file, written to the home of the runs."""
+        """Return the rows as a dataset of one CSV file, written to the home of the runs.
+
+        Raises as ``to_pandas_dataframe``.
+        """
         path = self._written_path("csv")
         self.to_pandas_dataframe().to_csv(path, sep=separator, index=False)
         return FileDataset(DatasetDefinition("file", (path,)))
 
     def to_parquet_files(self) -> FileDataset:
-        """Return the rows as a dataset of one Parquet file, written to the home of the runs."""
+        """Return the rows as a dataset of one Parquet file, written to the home of the runs.
+
+        Raises as ``to_pandas_dataframe``.
+        """
         path = self._written_path("parquet")
         self.to_pandas_dataframe().to_parquet(path, index=False)
         return FileDataset(DatasetDefinition("file", (path,)))
