@@ -19,7 +19,7 @@ class AbstractAuthentication:
 
 
 class InteractiveLoginAuthentication(AbstractAuthentication):
-    """A login in a browser, which does not happen."""
+    """A login in a browser, which is not opened."""
 
 
 class ServicePrincipalAuthentication(AbstractAuthentication):

@@ -29,7 +29,7 @@ class ComputeTarget:
     _compute_type = "AmlCompute"
 
     def __new__(cls, workspace: Workspace, name: str) -> ComputeTarget:
-        """Raises ComputeTargetException if the target does not exist."""
+        """Open the target ``name``. Raises ComputeTargetException if it does not exist."""
         made = object.__new__(cls)
         made._workspace, made._name = workspace, name
         if name not in _defined(workspace):
@@ -123,7 +123,7 @@ class ComputeTarget:
         return self._workspace.location
 
     def get_status(self) -> Any:
-        """Return the provisioning state; a subclass may return more."""
+        """Return the provisioning state. ``AmlCompute`` returns the state of its nodes."""
         return self.provisioning_state
 
     def wait_for_completion(self, show_output: bool = False, **kwargs: Any) -> None:
@@ -208,7 +208,7 @@ class TargetConfiguration:
 
 
 def class_of(name: str | None) -> type[ComputeTarget]:
-    """Return the class of a target by its name."""
+    """Return the class of a target by the name of the class; ``AmlCompute`` for None."""
     from azureml.core import compute
 
     found: type[ComputeTarget] = getattr(compute, name or "AmlCompute")

@@ -24,7 +24,7 @@ class CondaDependencies:
     def __init__(
         self, conda_dependencies_file_path: str | None = None, _underlying_structure: Any = None
     ) -> None:
-        """``conda_dependencies_file_path``: a conda file; without it, Python alone.
+        """Read the conda file ``conda_dependencies_file_path``; without one, list only Python.
 
         Raises UserErrorException if the file is not a conda file.
         """
@@ -46,7 +46,15 @@ class CondaDependencies:
         pin_sdk_version: bool = True,
         **kwargs: Any,
     ) -> CondaDependencies:
-        """Return the dependencies with these packages."""
+        """Return the dependencies with these packages.
+
+        Arguments:
+            pip_indexurl: The URL of pip's index.
+            pip_packages: Requirements of pip, such as ``numpy>=2``.
+            conda_packages: Specifications of conda, such as ``numpy=2``.
+            python_version: The version of Python.
+            pin_sdk_version: Not used.
+        """
         made = CondaDependencies()
         made.set_python_version(python_version)
         if pip_packages is not None:
@@ -176,7 +184,7 @@ class CondaDependencies:
     # --- parts
 
     def _pip(self) -> list[str]:
-        """Return the lines for pip, which may be changed."""
+        """Return the list of pip's lines. A change of the list changes the dependencies."""
         for each in self._document["dependencies"]:
             if isinstance(each, dict) and "pip" in each:
                 each["pip"] = each["pip"] or []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ContainerRegistry:
-    """The address and the credentials of a registry. Runs use no images, so nothing reads them."""
+    """The address and the credentials of a registry, which are not used: runs have no images."""
 
     def __init__(
         self,

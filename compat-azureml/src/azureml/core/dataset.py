@@ -23,7 +23,10 @@ class Dataset:
 
     @staticmethod
     def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> AbstractDataset:
-        """Return a registered dataset. Raises UserErrorException if there is none."""
+        """Return a registered dataset; ``version``: a number or ``latest``.
+
+        Raises UserErrorException if there is none with this name and version.
+        """
         entry = _catalogue.named(workspace, name, version)
         return _made(DatasetDefinition.from_json(entry["definition"]), entry)
 
@@ -31,7 +34,8 @@ class Dataset:
     def get_by_id(workspace: Any, id: str, **_: Any) -> AbstractDataset:
         """Return a dataset that was registered or used by a run.
 
-        Raises UserErrorException if there is none with this id.
+        It has the name and version of a registration only if this is the newest of its name. Raises
+        UserErrorException if there is none with this id.
         """
         definition = _catalogue.by_id(id)
         for name in _catalogue.names(workspace):
@@ -42,7 +46,10 @@ class Dataset:
 
     @staticmethod
     def get(workspace: Any, name: str | None = None, id: str | None = None) -> AbstractDataset:
-        """Return a dataset by its name or id."""
+        """Return a dataset by its name or id.
+
+        Raises UserErrorException if there is none, or without a name and an id.
+        """
         if name:
             return Dataset.get_by_name(workspace, name)
         if id:

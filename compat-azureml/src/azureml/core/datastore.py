@@ -29,7 +29,10 @@ class Datastore:
     """A named folder or URL. ``Datastore(workspace, name)`` opens an existing one."""
 
     def __init__(self, workspace: Any, name: str | None = None, **_: Any) -> None:
-        """Raises UserErrorException if the workspace has no datastore ``name``."""
+        """Open a datastore of a workspace, by default the default one.
+
+        Raises UserErrorException if the workspace has no datastore ``name``.
+        """
         self.workspace = workspace
         self.name = name or _default_name(workspace)
         facts = _facts(workspace, self.name)
@@ -70,7 +73,9 @@ class Datastore:
         """Register a container of Azure Blob Storage, which runs read through ``adlfs``.
 
         Credentials are not stored: set ``AZURE_STORAGE_ACCOUNT_KEY`` or
-        ``AZURE_STORAGE_SAS_TOKEN``.
+        ``AZURE_STORAGE_SAS_TOKEN``. ``endpoint``: the suffix of the host, by default
+        ``core.windows.net``. An existing datastore of the name is replaced. Raises
+        UserErrorException for an invalid name.
         """
         _without_credentials(sas_token or account_key)
         host = f"{account_name}.blob.{endpoint or 'core.windows.net'}"
@@ -96,7 +101,8 @@ class Datastore:
         """Register a file system of Azure Data Lake, which runs read through ``adlfs``.
 
         Credentials are not stored: set ``AZURE_STORAGE_TENANT_ID``, ``AZURE_STORAGE_CLIENT_ID`` and
-        ``AZURE_STORAGE_CLIENT_SECRET``.
+        ``AZURE_STORAGE_CLIENT_SECRET``. An existing datastore of the name is replaced. Raises
+        UserErrorException for an invalid name.
         """
         _without_credentials(client_secret)
         facts = {
@@ -109,7 +115,10 @@ class Datastore:
 
     @staticmethod
     def register_url(workspace: Any, datastore_name: str, url: str) -> Datastore:
-        """Register a folder or a URL that fsspec reads. Azure ML has no such method."""
+        """Register a folder or a URL that fsspec reads. Azure ML has no such method.
+
+        Raises UserErrorException for an invalid name.
+        """
         root = url if is_url(url) else os.path.abspath(os.path.expanduser(url))
         return _register(workspace, datastore_name, {"type": "Custom", "root": root})
 
@@ -118,7 +127,10 @@ class Datastore:
         write_json(os.path.join(_folder(self.workspace), "default"), {"name": self.name})
 
     def unregister(self) -> None:
-        """Remove the name of the datastore. Its files are kept."""
+        """Remove the name of the datastore. Its files are kept.
+
+        Raises UserErrorException for a datastore that belongs to the workspace.
+        """
         if self.name in _BUILT_IN:
             raise UserErrorException(f"the datastore {self.name!r} belongs to the workspace")
         os.unlink(os.path.join(_folder(self.workspace), f"{self.name}.json"))
@@ -144,7 +156,11 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Copy a folder to the datastore. Raises UserErrorException if it cannot be written."""
+        """Copy the folder ``src_dir`` below the path ``target_path`` of the datastore.
+
+        Existing files are kept unless ``overwrite``. Raises UserErrorException if the folder has no
+        files, or the datastore is not on this host.
+        """
         files = [
             os.path.join(where, name) for where, _, names in os.walk(src_dir) for name in names
         ]
@@ -160,9 +176,17 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Copy files to the datastore; existing ones are kept unless ``overwrite`` is True.
+        """Copy files below the path ``target_path`` of the datastore.
 
-        ``relative_root``: the folder that the names are relative to; by default the common one.
+        Arguments:
+            files: The paths of the files.
+            relative_root: The folder to which the names in the datastore are relative; by default
+                the deepest common folder.
+            target_path: A path in the datastore.
+            overwrite: Replace existing files; else they are kept.
+            show_progress: Print the names of the files.
+
+        Raises UserErrorException if the datastore is not on this host.
         """
         into = self._local_folder(target_path or "")
         root = relative_root or os.path.commonpath(
@@ -185,7 +209,11 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy the files below ``prefix`` to a folder and return their number."""
+        """Copy the files below ``prefix`` to the folder ``target_path`` and return their number.
+
+        Raises DatasetExecutionError if there are no files, or if a copy exists and ``overwrite`` is
+        False.
+        """
         given = DatasetDefinition("file", (self._source(prefix or ""),))
         into = os.path.join(target_path, prefix or "")
         found = _files.download(given, into, overwrite=overwrite, what="datastore")

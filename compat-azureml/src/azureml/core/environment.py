@@ -27,7 +27,7 @@ _FILE = "azureml_environment.json"
 class PythonSection:
     """The Python part of an environment.
 
-    ``interpreter_path`` counts with ``user_managed_dependencies``: then runs use this interpreter.
+    With ``user_managed_dependencies``, runs use the interpreter ``interpreter_path``.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class Environment:
     """The Python environment of a run.
 
     By default a run uses the interpreter that submits it, and one line names the packages that
-    differ. After ``build(workspace)`` its runs build an environment from the conda packages.
+    differ. After ``build(workspace)``, runs use an environment that is built from the packages.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        """Raises UserErrorException for an empty name, or one that no file can have."""
+        """Create an environment. Raises UserErrorException if ``name`` is no file's name."""
         if not name or "/" in str(name) or str(name).startswith("."):
             raise UserErrorException(f"the environment's name {name!r} must be a file's name")
         self.name = name
@@ -115,7 +115,7 @@ class Environment:
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str) -> Environment:
-        """Return the environment of a conda file."""
+        """Return the environment of a conda file. Raises UserErrorException for any other file."""
         made = Environment(name)
         made.python.conda_dependencies = CondaDependencies(file_path)
         made.python.conda_dependencies_file = os.path.basename(file_path)
@@ -125,7 +125,10 @@ class Environment:
     def from_pip_requirements(
         name: str, file_path: str, pip_version: str | None = None
     ) -> Environment:
-        """Return the environment of a requirements file."""
+        """Return the environment of a requirements file, with the version ``pip_version`` of pip.
+
+        Raises UserErrorException if the file cannot be read.
+        """
         made = Environment(name)
         dependencies = CondaDependencies.create(pip_packages=_requirements(file_path))
         if pip_version:
@@ -167,9 +170,9 @@ class Environment:
     def from_existing_conda_environment(
         name: str, conda_environment_name: str
     ) -> Environment | None:
-        """Return the environment of an environment of conda on this machine.
+        """Return an environment with the interpreter of a conda environment on this machine.
 
-        Raises UserErrorException if there is none with this name.
+        Raises UserErrorException if conda has no environment ``conda_environment_name``.
         """
         for root in (os.environ.get("CONDA_PREFIX", ""), *_conda_roots()):
             python = os.path.join(root, "envs", conda_environment_name, "bin", "python")
@@ -187,7 +190,10 @@ class Environment:
     # --- the workspace's environments
 
     def register(self, workspace: Workspace) -> Environment:
-        """Store the environment under its name and return it with its version, from 1 on."""
+        """Store the environment in a workspace and return it with its version.
+
+        The first version of a name is 1. An unchanged environment keeps its version.
+        """
         versions = _versions(workspace, self.name)
         if versions:
             last = _stored(workspace, self.name, versions[-1])
@@ -207,8 +213,9 @@ class Environment:
     ) -> Environment:
         """Return a registered environment, by default its last version.
 
-        A curated environment (``AzureML-...``) that is not registered stands for the current
-        interpreter. Raises UserErrorException for any other unknown name.
+        A curated environment (``AzureML-...``) that is not registered has no packages, so its runs
+        use the current interpreter. Raises UserErrorException for any other unknown name or
+        version.
         """
         versions = _versions(workspace, name)
         if versions and version is None:
@@ -232,13 +239,13 @@ class Environment:
         return {name: Environment.get(workspace, name) for name in _registered(workspace)}
 
     def build(self, workspace: Workspace, image_build_compute: Any = None) -> BuiltEnvironment:
-        """Let runs build the environment from its packages, instead of using this interpreter."""
+        """Let the next run build the environment from its packages; the call itself builds none."""
         self._policy = "build"
         say(f"{self.name}: its next run builds the environment from its packages")
         return BuiltEnvironment(self)
 
     def build_local(self, workspace: Workspace, **kwargs: Any) -> BuiltEnvironment:
-        """Let runs build the environment from its packages, as ``build``."""
+        """Let the next run build the environment from its packages, as ``build``."""
         return self.build(workspace)
 
     # --- copies and files
@@ -315,7 +322,7 @@ class Environment:
     def _from_dict(data: Mapping[str, Any], folder: str = "") -> Environment:
         """Return an environment from data with the keys of the SDK; any may be missing.
 
-        ``folder``: the folder of a conda file that the data name.
+        ``folder``: the folder of the conda file that is named in the data.
         """
         made = Environment(data.get("name") or "default-environment")
         made.version = data.get("version")
@@ -346,7 +353,7 @@ def autosaved_version() -> str:
 
 
 def _packages_of(python: Mapping[str, Any], folder: str) -> CondaDependencies | None:
-    """Return the packages of an environment's Python part: as data, or from the file it names."""
+    """Return the packages in the Python part of an environment, from its data or its conda file."""
     packages, file = python.get("condaDependencies"), python.get("condaDependenciesFile")
     if packages:
         return CondaDependencies(_underlying_structure=copy.deepcopy(packages))

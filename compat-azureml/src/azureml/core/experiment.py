@@ -30,7 +30,10 @@ class Experiment:
     """
 
     def __init__(self, workspace: Workspace, name: str, **kwargs: Any) -> None:
-        """Raises UserErrorException if the name breaks the SDK's rule."""
+        """Open the experiment ``name`` of a workspace; its first run creates it.
+
+        Raises UserErrorException if the name breaks the SDK's rule.
+        """
         if not re.fullmatch(_NAME, str(name)):
             raise UserErrorException(
                 f"the experiment's name {name!r} must have 3 to 100 letters, digits, '_' or '-',"
@@ -74,7 +77,8 @@ class Experiment:
             snapshot_directory: The folder of the program; None for no snapshot.
             display_name: A name for people.
 
-        Raises SnapshotException if the folder of the program is too large.
+        The run ends with ``complete()``, or with this process. Raises SnapshotException if the
+        folder of the program is too large.
         """
         from azureml._farandole import interactive
         from azureml.core.run import Run
@@ -92,7 +96,14 @@ class Experiment:
         properties: Any = None,
         include_children: bool = False,
     ) -> Iterator[Run]:
-        """Yield the runs of this experiment, newest first."""
+        """Yield the runs of this experiment, newest first.
+
+        Arguments:
+            type: The type of the runs; None for all.
+            tags: A name, a list of names, or a dict of values by name; None for all runs.
+            properties: A filter like ``tags``.
+            include_children: Yield the children of runs, too.
+        """
         from azureml.core.run import Run
 
         return Run.list(
@@ -173,7 +184,11 @@ class Experiment:
     ) -> list[Experiment]:
         """Return the experiments, sorted by name.
 
-        ``view_type``: ``ActiveOnly``, ``ArchivedOnly`` or ``All``.
+        Arguments:
+            workspace: The workspace.
+            experiment_name: Return only the experiment of this name.
+            view_type: ``ActiveOnly``, ``ArchivedOnly`` or ``All``.
+            tags: A name, a list of names, or a dict of values by name; None for all experiments.
         """
         from azureml._farandole.filters import has_tags
 
@@ -219,7 +234,7 @@ class Experiment:
         return read_json(self._path()) or {}
 
     def _remember(self) -> dict[str, Any]:
-        """Return the stored facts; create them with the first use."""
+        """Return the stored facts; the first call creates them."""
         found = self._facts()
         if not found:
             found = {"id": str(uuid.uuid4()), "tags": {}, "archived": None}

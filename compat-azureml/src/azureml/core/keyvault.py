@@ -24,9 +24,9 @@ class Keyvault:
     def get_secret(self, name: str) -> str:
         """Return a secret.
 
-        It is the environment variable ``name``, or ``NAME_WITH_UNDERSCORES`` for
-        ``name-with-underscores``; else the value of ``set_secret``. Raises UserErrorException if
-        there is none.
+        The environment variable ``name`` comes first, then the variable in capitals with
+        underscores (``DB_PASSWORD`` for ``db-password``), then the value of ``set_secret``. Raises
+        UserErrorException if there is none.
         """
         return str(self.get_secrets([name])[name])
 

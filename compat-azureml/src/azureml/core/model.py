@@ -50,7 +50,18 @@ class Model:
         version: int | None = None,
         **_: Any,
     ) -> None:
-        """Raises ModelNotFoundException if no model has these values."""
+        """Open the newest model that matches all given values.
+
+        Arguments:
+            workspace: The workspace.
+            name: The name of the model.
+            id: ``name:version``, in place of ``name`` and ``version``.
+            tags: Names of tags, or pairs of a name and a value.
+            properties: A filter like ``tags``.
+            version: The version; by default the newest.
+
+        Raises ModelNotFoundException if there is none.
+        """
         if id:
             name, _separator, text = id.rpartition(":")
             version = int(text)
@@ -127,7 +138,20 @@ class Model:
     ) -> Model:
         """Copy a file or folder into the workspace as the next version of a model.
 
-        Raises ModelPathNotFoundException if the path does not exist.
+        Arguments:
+            workspace: The workspace.
+            model_path: The file or folder.
+            model_name: The name of the model.
+            tags: The tags by name.
+            properties: The properties by name.
+            description: A text about the model.
+            datasets: Not used.
+            model_framework: One of ``Model.Framework``.
+            model_framework_version: The version of the framework.
+            child_paths: The files of the folder to copy; by default all.
+
+        Raises ModelPathNotFoundException if the path does not exist, and UserErrorException for an
+        invalid name.
         """
         say(f"Registering model {model_name}")
         facts = ModelFacts(
@@ -149,7 +173,16 @@ class Model:
         latest: bool = False,
         **_: Any,
     ) -> list[Model]:
-        """Return the registered models, newest versions first."""
+        """Return the registered models, the newest registration first.
+
+        Arguments:
+            workspace: The workspace.
+            name: The name of the models; None for all.
+            tags: Names of tags, or pairs of a name and a value.
+            properties: A filter like ``tags``.
+            run_id: The run that made the models; None for any.
+            latest: Return only the newest model of each name.
+        """
         found = [
             entry
             for entry in _entries(workspace, name)
@@ -165,8 +198,8 @@ class Model:
     def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
         """Return the path of a registered model's file or folder.
 
-        In a script of a run, the workspace is the run's. Raises ModelNotFoundException if there is
-        no such model.
+        In a process of a run, the workspace is the run's; elsewhere, ``Workspace.from_config()``.
+        ``version``: by default the newest. Raises ModelNotFoundException if there is no such model.
         """
         if _workspace is None:
             from azureml.core.run import Run
@@ -250,7 +283,8 @@ def store(
 ) -> Model:
     """Copy a file or folder into a workspace as the next version of a model.
 
-    ``child_paths``: the files of the folder to copy; all if None.
+    ``child_paths``: the files of the folder to copy; all if None. Raises ModelPathNotFoundException
+    if the path does not exist, and UserErrorException for an invalid name.
     """
     path = os.path.abspath(path)
     if not os.path.exists(path):

@@ -29,11 +29,12 @@ List = list  # ``Run.list`` hides the type within the class
 class Run(RunData):
     """A run of Farandole under the SDK's names.
 
-    ``Run(experiment, run_id)`` opens a run. Its folder holds all its data, so any process can.
+    ``Run(experiment, run_id)`` opens a run, from any process of the user: the folder of the run
+    holds all its data.
     """
 
     def __init__(self, experiment: Experiment, run_id: str, **kwargs: Any) -> None:
-        """Raises UserErrorException if the experiment has no such run."""
+        """Open the run ``run_id``. Raises UserErrorException if there is none."""
         folder = RunsHome().find(run_id)
         if folder is None:
             raise UserErrorException(f"there is no run {run_id!r}; farandole runs lists all runs")
@@ -84,7 +85,7 @@ class Run(RunData):
         status: str | None = None,
         include_children: bool = False,
     ) -> Iterator[Any]:
-        """Yield the runs of an experiment, newest first."""
+        """Yield the runs of an experiment, newest first; the filters as for ``get_runs``."""
         where = "experiment = ?" if include_children else "experiment = ? and parent = ''"
         for row in listed(RunsHome(), where, (experiment.name,)):
             run = run_types.run_of(experiment, RunFolder(row.path))
@@ -99,7 +100,7 @@ class Run(RunData):
         properties: Any = None,
         status: str | None = None,
     ) -> Iterator[Any]:
-        """Yield the runs of a compute target, newest first."""
+        """Yield the runs of a compute target, newest first; the filters as for ``get_runs``."""
         for row in listed(RunsHome(), "target = ?", (compute.name,)):
             run = Run.get(compute.workspace, row.run_id)
             if _matches(run, type, tags, properties, status):
@@ -199,7 +200,11 @@ class Run(RunData):
 
         Arguments:
             show_output: Print the output of rank 0 as it appears.
+            wait_post_processing: Not used.
             raise_on_error: Raise ActivityFailedException if the run fails.
+
+        Raises ExperimentExecutionException if the user interrupts the wait, and UserErrorException
+        if the run is deleted.
         """
         from azureml._farandole import streaming
 
@@ -216,11 +221,14 @@ class Run(RunData):
         self._end(RunState.COMPLETED)
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """End the run as failed. A submitted run is stopped; in its program, it fails at the end.
+        """End the run as failed.
+
+        A submitted run is stopped. If its own program calls ``fail()``, the run fails when the
+        program ends.
 
         Arguments:
             error_details: A text or an exception.
-            error_code: A code that programs search for.
+            error_code: A code for programs, which precedes the text.
         """
         cause = ": ".join(str(each) for each in (error_code, error_details) if each is not None)
         self._end(RunState.FAILED, cause or "the program called fail()")
@@ -254,7 +262,15 @@ class Run(RunData):
     def child_run(
         self, name: str | None = None, run_id: str | None = None, outputs: Any = None, **_: Any
     ) -> Run:
-        """Start a child in this process and return it."""
+        """Start a child in this process and return it.
+
+        Arguments:
+            name: The display name.
+            run_id: The id; by default a new uuid.
+            outputs: The folder whose new files the child keeps; by default none.
+
+        Raises UserErrorException for an id that is taken or invalid.
+        """
         from azureml._farandole import interactive
 
         with raised_as(UserErrorException):
@@ -273,7 +289,11 @@ class Run(RunData):
         tag_key: str | None = None,
         tag_values: List[str] | None = None,
     ) -> List[Run]:
-        """Start ``count`` children, or one for each of ``tag_values``, and return them."""
+        """Start ``count`` children, or one for each of ``tag_values``, and return them.
+
+        Each child of a value has the tag ``tag_key``. Raises UserErrorException unless exactly one
+        of ``count`` and ``tag_values`` is given.
+        """
         if (count is None) == (tag_values is None):
             raise UserErrorException(
                 "create_children needs either count= or tag_key and tag_values"
@@ -287,7 +307,7 @@ class Run(RunData):
         return made
 
     def submit_child(self, config: Any, tags: Mapping[str, str] | None = None, **_: Any) -> Any:
-        """Submit a run whose parent is this one, and return it."""
+        """Submit a run whose parent is this run, and return it. Raises as ``Experiment.submit``."""
         return config._submit(self._experiment, dict(tags or {}), self.id)
 
     def get_children(
@@ -299,7 +319,10 @@ class Run(RunData):
         status: str | None = None,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Yield the children, newest first; ``recursive`` also yields their children."""
+        """Yield the children, newest first; with ``recursive``, their descendants, too.
+
+        The filters are as for ``Experiment.get_runs``.
+        """
         for row in listed(RunsHome(), "parent = ?", (self.id,)):
             child = run_types.run_of(
                 _experiment_of(self._experiment.workspace, row.experiment), RunFolder(row.path)
@@ -342,7 +365,7 @@ class Run(RunData):
         return found
 
     def add_properties(self, properties: Mapping[str, str]) -> None:
-        """Add properties. Raises UserErrorException for one that exists with another value."""
+        """Add properties. Raises UserErrorException if one of them exists with another value."""
         before = RunChanges(self._folder).get("properties", {})
         for key, text in properties.items():
             if before.get(key, text) != text:
@@ -355,11 +378,11 @@ class Run(RunData):
     # --- secrets and models
 
     def get_secret(self, name: str) -> Any:
-        """Return a secret of the workspace; None if there is none."""
+        """Return a secret of the workspace. Raises UserErrorException if there is none."""
         return self._experiment.workspace.get_default_keyvault().get_secret(name)
 
     def get_secrets(self, secrets: List[str]) -> dict[str, Any]:
-        """Return secrets of the workspace by name."""
+        """Return secrets of the workspace by name. Raises UserErrorException if one is missing."""
         found: dict[str, Any] = self._experiment.workspace.get_default_keyvault().get_secrets(
             secrets
         )
@@ -371,7 +394,7 @@ class Run(RunData):
         """Register files of the run as a model, and return the model.
 
         ``model_path``: a file or folder of the run, such as ``outputs/model``; by default the name
-        of the model.
+        of the model. Raises UserErrorException if the run has no such file or folder.
         """
         from azureml.core.model import Model
 
@@ -421,7 +444,7 @@ class Run(RunData):
 
 
 class _SubmittedRun(Run):
-    """The run of this process, from ``Run.get_context()``. Its program's end is its end."""
+    """The run of this process, from ``Run.get_context()``. It ends with its program."""
 
     def _end(self, state: RunState, cause: str = "") -> None:
         if state is RunState.FAILED:

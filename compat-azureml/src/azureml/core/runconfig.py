@@ -68,7 +68,7 @@ class DockerConfiguration:
 
 
 class HistoryConfiguration:
-    """The parts of a run that are kept. Runs always keep their outputs and their source."""
+    """The parts of a run to keep; not used, because runs always keep their outputs and source."""
 
     def __init__(self) -> None:
         self.output_collection = True
@@ -107,7 +107,14 @@ class DataReferenceConfiguration:
 
 
 class RunConfiguration:
-    """The configuration of a run, without its source."""
+    """The configuration of a run, without its source.
+
+    - ``target``: The name of the compute target, ``local`` by default.
+    - ``framework``, ``communicator``: With ``node_count``, ``mpi``, ``pytorch`` and ``tensorflow``,
+      they decide the number of ranks.
+    - ``max_run_duration_seconds``: Seconds after which the run is stopped.
+    - ``data``, ``output_data``, ``data_references``: Inputs and outputs that are not arguments.
+    """
 
     def __init__(
         self,
@@ -184,7 +191,7 @@ class RunConfiguration:
 
     @staticmethod
     def load(path: str, name: str | None = None, **kwargs: Any) -> RunConfiguration:
-        """Return a configuration that ``save``, or Microsoft's SDK, has written.
+        """Return a configuration that ``save`` or Microsoft's SDK has written.
 
         Arguments:
             path: The file, or the folder with ``.azureml``.

@@ -39,20 +39,23 @@ class ScriptRunConfig:
         docker_runtime_config: DockerConfiguration | None = None,
         **kwargs: Any,
     ) -> None:
-        """Arguments:
-            source_directory: The folder of the program. The run uses a snapshot of it.
+        """Configure the run of a script or of a command.
+
+        Arguments:
+            source_directory: The folder of the program. The run uses a snapshot of this folder.
             script: A Python script in this folder.
             arguments: Texts, numbers, and datasets or outputs, which become paths.
-            run_config: The configuration that the other arguments change.
+            run_config: The base configuration; the other arguments change a copy of it.
             compute_target: A target or its name; None is ``local``.
             environment: The Python environment.
             distributed_job_config: ``MpiConfiguration``, ``PyTorchConfiguration`` or
                 ``TensorflowConfiguration``; without it, one rank.
             max_run_duration_seconds: Seconds after which the run is stopped, by default 30 days.
             command: A shell command in place of a script, as text or as a list of words.
+            resume_from: Not used; the submission prints one line.
             docker_runtime_config: A container, which runs do not use.
 
-        Raises UserErrorException unless one of script and command is given.
+        Raises UserErrorException unless exactly one of script and command is given.
         """
         config = copy.copy(run_config) if run_config is not None else RunConfiguration()
         self.source_directory = source_directory
@@ -82,7 +85,10 @@ class ScriptRunConfig:
 
 
 def _apply(job: Any, config: RunConfiguration) -> None:
-    """Put the configuration of a distributed job into the configuration of a run."""
+    """Put the configuration of a distributed job into the configuration of a run.
+
+    Raises UserErrorException for an object of another class.
+    """
     if isinstance(job, MpiConfiguration):
         config.communicator, config.mpi = "Mpi", job
         config.node_count = job.node_count

@@ -36,9 +36,10 @@ class Workspace:
         auth: Any = None,
         **kwargs: Any,
     ) -> None:
-        """``auth`` and further arguments of the SDK are ignored.
+        """Open the workspace ``workspace_name``; its first object creates its folder.
 
-        Raises UserErrorException if the name does not suit a folder's name.
+        ``auth`` and further arguments of the SDK are ignored. Raises UserErrorException for an
+        invalid name.
         """
         if not re.fullmatch(_NAME, str(workspace_name)):
             raise UserErrorException(
@@ -90,7 +91,10 @@ class Workspace:
         cloud: str = "AzureCloud",
         id: str | None = None,
     ) -> Workspace:
-        """Return the workspace ``name``."""
+        """Return the workspace ``name``, even if it has no objects yet.
+
+        Raises UserErrorException for an invalid name.
+        """
         return Workspace(subscription_id or _LOCAL, resource_group or "local", name)
 
     @staticmethod
@@ -108,9 +112,10 @@ class Workspace:
         show_output: bool = True,
         **kwargs: Any,
     ) -> Workspace:
-        """Create a workspace.
+        """Create a workspace and return it.
 
-        Raises WorkspaceException if it exists, unless ``exist_ok``.
+        ``location``, ``sku``, ``tags`` and ``friendly_name`` are only stored. Raises
+        WorkspaceException if the workspace exists, unless ``exist_ok``.
         """
         made = Workspace(subscription_id or _LOCAL, resource_group or "local", name)
         if made._facts() and not exist_ok:
@@ -143,7 +148,10 @@ class Workspace:
         return {name: [Workspace.get(name)] for name in names if re.fullmatch(_NAME, name)}
 
     def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
-        """Write ``.azureml/config.json`` below ``path``, by default the current folder."""
+        """Write ``.azureml/config.json``, or ``.azureml/FILE_NAME``, below ``path``.
+
+        ``path``: by default the current folder.
+        """
         folder = os.path.join(path or ".", ".azureml")
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, file_name or "config.json"), "w", encoding="utf-8") as file:
@@ -262,7 +270,7 @@ class Workspace:
         return next(iter(self.compute_targets.values()), None)
 
     def get_run(self, run_id: str) -> Any:
-        """Return the run ``run_id``."""
+        """Return the run ``run_id``. Raises UserErrorException if there is none."""
         from azureml.core.run import Run
 
         return Run.get(self, run_id)

@@ -1,4 +1,4 @@
-"""The exceptions of the SDK; all of them are ``AzureMLException``."""
+"""The exceptions of the SDK, all derived from ``AzureMLException``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class UserErrorException(AzureMLException):
 
 
 class ServiceException(AzureMLException):
-    """A failure of the home of all runs."""
+    """A failure of the folder of all runs, which takes the place of Azure's service."""
 
 
 class AuthenticationException(AzureMLException):

@@ -10,5 +10,5 @@ __all__ = ["set_diagnostics_collection"]
 
 
 def set_diagnostics_collection(send_diagnostics: bool = True, verbosity: Any = None) -> None:
-    """Print that no diagnostics leave the machine, whatever is asked for."""
+    """Print that no diagnostics leave the machine; both arguments are ignored."""
     notice("no diagnostics are collected, and nothing leaves this machine")

@@ -17,9 +17,10 @@ def export_to_tensorboard(
     """Write the metrics of rank 0 of runs to event files, in a folder for each run.
 
     Arguments:
-        run_data: A run, a list of runs, or an experiment, which stands for all of its runs.
+        run_data: A run, a list of runs, or an experiment, whose runs are all exported.
         logsdir: The folder of the files.
-        recursive: Export the children of the runs, too.
+        logger: Not used.
+        recursive: Export the descendants of the runs, too.
 
     Raises OptionalDependencyMissingException without tensorboardX.
     """

@@ -30,12 +30,14 @@ class Tensorboard:
         port: int = 6006,
         use_display_name: bool = False,
     ) -> None:
-        """Arguments:
-        runs: A run, or a list of runs; running ones are followed. An empty list shows the
-            files that are in ``local_root`` already.
-        local_root: The folder of the links; by default a new temporary folder.
-        port: The port of TensorBoard on this host.
-        use_display_name: Name the links by the display names instead of the ids.
+        """Prepare TensorBoard for runs.
+
+        Arguments:
+            runs: A run or a list of runs. Active runs are followed. An empty list shows the
+                existing files in ``local_root``.
+            local_root: The folder of the links; by default a new temporary folder.
+            port: The port of TensorBoard on this host.
+            use_display_name: Name the links by the display names of the runs instead of their ids.
         """
         self._runs = list(runs) if isinstance(runs, Sequence) else [runs]
         self._root = local_root or tempfile.mkdtemp(prefix="tensorboard-")
@@ -47,7 +49,8 @@ class Tensorboard:
     def start(self, start_browser: bool = False) -> str | None:
         """Start TensorBoard and return its address; None if it is not installed.
 
-        Raises UserErrorException if it does not start.
+        ``start_browser``: open the address in a browser. Raises UserErrorException if TensorBoard
+        does not start.
         """
         self._link()
         if importlib.util.find_spec("tensorboard") is None:
@@ -78,7 +81,7 @@ class Tensorboard:
         self._links = []
 
     def _link(self) -> None:
-        """Link the folders of the runs that hold event files, also before they exist."""
+        """Link the folders of event files of the runs, even if they do not exist yet."""
         os.makedirs(self._root, exist_ok=True)
         for run in self._runs:
             name = run.display_name if self._by_name and run.display_name else run.id
@@ -89,7 +92,10 @@ class Tensorboard:
                     self._links.append(link)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Return the process, once it accepts connections."""
+        """Start TensorBoard and return its process, once it accepts connections.
+
+        Raises UserErrorException if it ends, or does not answer within a minute.
+        """
         words = ["--logdir", self._root, "--host", "127.0.0.1", "--port", str(self._port)]
         process = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", *words],

@@ -17,7 +17,7 @@ class RunDetails:
     """The state, metrics, files and logs of a run, shown below a cell of a notebook."""
 
     def __init__(self, run_instance: Any) -> None:
-        """``run_instance``: a run, submitted or of this process."""
+        """``run_instance``: a run, either submitted or started in this process."""
         self.run_instance = run_instance
         self.settings: dict[str, Any] = {}
 
@@ -33,7 +33,7 @@ class RunDetails:
         Arguments:
             render_lib: A function that shows HTML, such as Databricks' ``displayHTML``. It is
                 called once.
-            widget_settings: Returned by ``get_widget_data()``, and not used.
+            widget_settings: Not used; ``get_widget_data()`` returns them.
         """
         self.settings = dict(widget_settings or {})
         show_run(FarandoleRun(self.run_instance._folder), render_lib)
@@ -83,7 +83,7 @@ def _properties(run: Any, details: Mapping[str, Any], status: str) -> dict[str, 
         "arguments": " ".join(map(str, definition.get("arguments") or [])) or None,
         "end_time_utc": details.get("endTimeUtc"),
         "status": status,
-        # Names without addresses: an output of a cell holds no path and no token.
+        # Names without addresses, because the output of a cell must hold neither paths nor tokens.
         "log_files": {name: name for name in logs},
         "log_groups": [[name] for name in logs],
         "run_duration": duration(details),
@@ -122,7 +122,7 @@ def _child(run: Any) -> dict[str, Any]:
 
 
 def _own_metrics(run: Any) -> dict[str, Any]:
-    """Return the metrics of a run; of a sweep, none."""
+    """Return the metrics of a run; an empty dict for a sweep."""
     found: dict[str, Any] = run.get_metrics()
     return {} if run.type == "hyperdrive" else found
 

@@ -103,8 +103,18 @@ class AmlCompute(ComputeTarget):
     ) -> TargetConfiguration:
         """Return the configuration of a cluster.
 
-        ``max_nodes``: by default 4. ``vm_size``, ``vm_priority`` and the arguments about accounts
-        and networks are kept or ignored, because the nodes are on this host.
+        Arguments:
+            vm_size: A text that is only stored, because the nodes are on this host.
+            vm_priority: A text that is only stored.
+            min_nodes: The smallest number of nodes.
+            max_nodes: The largest number of nodes; by default 4.
+            idle_seconds_before_scaledown: Seconds after which an idle node above ``min_nodes`` is
+                released.
+            tags: Tags of the target.
+            description: A text about the target.
+            **kwargs: Accounts and networks of Azure, which are ignored.
+
+        Raises ComputeTargetException if ``min_nodes`` exceeds ``max_nodes``.
         """
         most = 4 if max_nodes is None else max_nodes
         if min_nodes > most:
@@ -127,7 +137,7 @@ class AmlCompute(ComputeTarget):
 
     @staticmethod
     def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
-        """Return the sizes of nodes: this host. Any ``vm_size`` is accepted."""
+        """Return the only size of nodes: this host. ``vm_size`` accepts any text."""
         return [
             {
                 "name": "local",
@@ -170,7 +180,10 @@ class AmlCompute(ComputeTarget):
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Change the limits of the cluster's size; None keeps a limit."""
+        """Change the limits of the cluster's size; None keeps a limit.
+
+        Raises ComputeTargetException for invalid limits.
+        """
         new: dict[str, Any] = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,

@@ -1,4 +1,4 @@
-"""Targets on hosts that exist already."""
+"""Targets on existing hosts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ class RemoteCompute(ComputeTarget):
     ) -> TargetConfiguration:
         """Return the configuration of a host, on which up to 8 ranks run.
 
-        Raises ComputeTargetException without an address, or for a password or passphrase: ssh must
-        log in without a prompt.
+        Arguments:
+            username: The user on the host; by default the choice of ssh.
+            address: The name or address of the host.
+            ssh_port: The port of its ssh server.
+            password: Not supported, because ssh must log in without a prompt.
+            private_key_file: The path of a key without a passphrase; by default the choice of ssh.
+            private_key_passphrase: Not supported.
+            resource_id: Not used.
+
+        Raises ComputeTargetException without an address, and for a password or passphrase.
         """
         if not address:
             raise ComputeTargetException(

@@ -1,6 +1,6 @@
 """The distributions of hyperparameters: ``choice``, ``uniform``, ``loguniform`` and others.
 
-Each is a list of its name and its arguments, as in Azure ML.
+Each function returns a list of the distribution's name and arguments, as in Azure ML.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ _MADE: Mapping[str, Callable[..., Distribution]] = {
 
 
 def distribution(name: str, expression: Sequence[Any]) -> Distribution:
-    """Return the distribution of a sweep for an expression.
+    """Return the distribution of Farandole's sweeps for an expression.
 
-    Raises HyperDriveConfigException for an invalid one.
+    ``name``: the hyperparameter. Raises HyperDriveConfigException for an invalid expression.
     """
     try:
         kind, arguments = expression

@@ -42,7 +42,10 @@ class BanditPolicy(EarlyTerminationPolicy):
         slack_amount: float | None = None,
         delay_evaluation: int = 0,
     ) -> None:
-        """Raises HyperDriveConfigException unless exactly one slack is given."""
+        """``slack_factor``: the allowed relative difference; ``slack_amount``: the absolute one.
+
+        Raises HyperDriveConfigException unless exactly one of the two is given.
+        """
         self.slack_factor = slack_factor
         self.slack_amount = slack_amount
         own = {"slack_factor": slack_factor or 0.0, "slack_amount": slack_amount or 0.0}

@@ -18,7 +18,11 @@ from farandole.jobs.references import listed
 
 
 class HyperDriveChild(NamedTuple):
-    """A run of a sweep: its state, hyperparameters, and best value of the metric or None."""
+    """A run of a sweep.
+
+    - ``hyperparameters``: A JSON object with the values by name.
+    - ``best``: The best finite value of the primary metric; None without one.
+    """
 
     folder: RunFolder
     state: RunState
@@ -35,7 +39,13 @@ class HyperDriveRun(Run):
         include_canceled: bool = True,
         include_resume_from_runs: bool = False,
     ) -> Run | None:
-        """Return the run with the best value of the primary metric so far; None if none has one."""
+        """Return the run with the best value of the primary metric so far; None without a value.
+
+        Arguments:
+            include_failed: Consider failed runs.
+            include_canceled: Consider canceled runs.
+            include_resume_from_runs: Not used.
+        """
         left_out = {
             *([] if include_failed else [RunState.FAILED]),
             *([] if include_canceled else [RunState.CANCELED]),
@@ -74,7 +84,10 @@ class HyperDriveRun(Run):
         return {child.folder.run_id: child.hyperparameters for child in self._children()}
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the metrics of each run, by the run's id."""
+        """Return the metrics of each run by the run's id.
+
+        The arguments are the arguments of ``Run.get_metrics``.
+        """
         return {
             child.folder.run_id: self._child(child.folder).get_metrics(*args, **kwargs)
             for child in self._children()
@@ -115,7 +128,7 @@ class HyperDriveRun(Run):
         return run_of(self.experiment, folder)
 
     def _sorted(self) -> list[HyperDriveChild]:
-        """Return the runs, best first; those without a value of the metric are last."""
+        """Return the runs, best first; runs without a value of the metric come last."""
         sign = -1.0 if self._config()["primary_metric_config"]["goal"] == "maximize" else 1.0
         return sorted(
             self._children(),

@@ -51,13 +51,15 @@ class HyperDriveConfig:
         pipeline: Any = None,
         debug_flag: Any = None,
     ) -> None:
-        """Arguments:
-            hyperparameter_sampling: The hyperparameters and how values are chosen.
+        """Configure a sweep.
+
+        Arguments:
+            hyperparameter_sampling: The hyperparameters and the choice of their values.
             primary_metric_name: A name that the script gives to ``run.log``.
             primary_metric_goal: Whether larger or smaller values are better.
             max_total_runs: The number of runs, 1 to 1000.
             max_concurrent_runs: The largest number of active runs; by default all.
-            max_duration_minutes: Minutes after which active runs are canceled.
+            max_duration_minutes: Minutes after which active runs are canceled, 1 to 43200.
             policy: Ends unpromising runs; by default none.
             run_config: The ``ScriptRunConfig`` of the script. A value reaches the script as
                 ``--name value``.
@@ -104,7 +106,10 @@ class HyperDriveConfig:
         """None: estimators are not carried over."""
 
     def _submit(self, experiment: Any, tags: Mapping[str, str], parent: str) -> Any:
-        """Submit the run that controls the sweep and return it."""
+        """Submit the run that controls the sweep and return it.
+
+        Raises UserErrorException or SnapshotException for a request that cannot succeed.
+        """
         from azureml._farandole import submission
 
         run_id = RunsHome().new_id(experiment.name)
@@ -133,7 +138,7 @@ class HyperDriveConfig:
         return int(properties.get("seed", secrets.randbelow(2**31)))
 
     def _facts(self) -> dict[str, Any]:
-        """Return the configuration as plain data, as the properties of the run show it."""
+        """Return the configuration as plain data, for the properties of the run."""
         return {
             "name": self._sampling._NAME,
             "parameter_space": self._sampling.parameter_space,

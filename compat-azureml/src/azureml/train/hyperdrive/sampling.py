@@ -46,7 +46,7 @@ class HyperParameterSampling:
         }
 
     def _search(self, maximize: bool) -> Any:
-        """Return the search of a sweep."""
+        """Return the search strategy for Farandole's sweeps: a name, or a study of Optuna."""
         return "random"
 
 
