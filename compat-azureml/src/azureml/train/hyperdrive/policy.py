@@ -69,7 +69,10 @@ class TruncationSelectionPolicy(EarlyTerminationPolicy):
     def __init__(
         self, truncation_percentage: int, evaluation_interval: int = 1, delay_evaluation: int = 0
     ) -> None:
-        """Raises HyperDriveConfigException unless the percentage is between 0 and 100."""
+        """``truncation_percentage``: the part of the runs to end, in percent.
+
+        Raises HyperDriveConfigException unless the percentage is between 0 and 100.
+        """
         self.truncation_percentage = truncation_percentage
         own = {"percentage": truncation_percentage}
         super().__init__("truncation", evaluation_interval, delay_evaluation, **own)

@@ -1,4 +1,4 @@
-// A window on a log of any size: the pieces around the place that is read, never the whole log.
+// A window on a log of any size: the pieces around the reader's position, never the whole log.
 
 const PIECE = 1 << 16; // bytes
 const MOST = 1 << 19; // bytes in memory

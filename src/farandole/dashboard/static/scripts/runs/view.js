@@ -122,7 +122,7 @@ class RunsView {
     this.refreshSoon();
   }
 
-  // --- what is shown
+  // --- the shown runs and columns
 
   setFilter(change) {
     Object.assign(this.filter, change);
