@@ -23,6 +23,7 @@ from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.journal import JournalWriter
 from farandole.job.runs.states import RunState
+from farandole.jobs.comparison import compare
 from tests.kits.jobs import runs_home
 from tests.kits.written_runs import waves, write, written_run
 
@@ -59,7 +60,12 @@ def run(home: RunsHome) -> RunFolder:
     )
     with JournalWriter(folder.metrics_of(0)) as journal:
         journal.append({"kind": "finding", "code": "FAR014", "text": f"no exchange {SCRIPT}"})
-        table = {"kind": "table", "name": SCRIPT, "columns": [SCRIPT], "rows": [[SCRIPT]]}
+        table = {
+            "kind": "table",
+            "name": SCRIPT,
+            "columns": [SCRIPT, "api_key", "file"],
+            "rows": [[SCRIPT, "hunter2", "/mnt/secret/part.csv"]],
+        }
         journal.append(table)
     return folder
 
@@ -105,8 +111,23 @@ def test_no_path_and_no_secret_is_in_a_report(run: RunFolder, home: RunsHome) ->
     for text in (html(report([run])), markdown(report([run]))):
         for path in ("/home/someone", "hunter2", "/mnt/secret", home.path, run.path):
             assert path not in text
-        for name in ("train.py", "data.csv"):
+        for name in ("train.py", "data.csv", "part.csv"):
             assert name in text
+
+
+def test_a_comparison_has_no_secret_and_no_path(home: RunsHome) -> None:
+    runs = [
+        written_run(
+            home,
+            name=name,
+            parameters={"api_key": f"hunter2 {name}", "data": f"/mnt/secret/{name}.csv"},
+        )
+        for name in ("one", "two")
+    ]
+    for text in (html(report(runs)), markdown(report(runs)), repr(compare(runs))):
+        assert "two.csv" in text
+        for hidden in ("hunter2", "/mnt/secret", home.path):
+            assert hidden not in text
 
 
 def test_several_runs_are_compared(home: RunsHome, run: RunFolder) -> None:

@@ -120,6 +120,9 @@ def test_curves_as_svg(x: list[int], y: list[float | None], points: int) -> None
         ('{"password": "hunter2"}', '{"password": "***"}'),
         ("2/3 and a/b and 1/2/3", "2/3 and a/b and 1/2/3"),
         ("~/data/images", ".../images"),
+        ("SECRET_KEY=hunter2 private_key: x1", "SECRET_KEY=*** private_key: ***"),
+        ("/runs/x-2/a.txt and /runs/x/b", ".../a.txt and b"),
+        ("/runs/x10/y/a.txt in /runs/x!", ".../a.txt in .!"),
     ],
 )
 def test_redaction(text: str, expected: str) -> None:

@@ -32,7 +32,7 @@ from farandole.jobs.comparison.text import measure_rows
 from farandole.jobs.details import details, readable_duration, readable_size, readable_time
 from farandole.jobs.follow import log_path
 from farandole.jobs.metrics.columns import RankColumns
-from farandole.jobs.redaction import redacted
+from farandole.jobs.redaction import redacted, redacted_value
 from farandole.jobs.summary import summary
 
 _POINTS = 300  # of a curve
@@ -93,7 +93,7 @@ def comparison_sections(folders: Sequence[RunFolder]) -> list[Section]:
         for name, values in {**found.differences, **found.environment}.items()
         if name not in known
     ]
-    cleaned = [[redacted(cell, folders[0].path) for cell in row] for row in differing]
+    cleaned = [[name, *_cells(name, cells, folders)] for name, *cells in differing]
     sections = [
         Section(
             "Why these runs are not comparable",
@@ -130,6 +130,12 @@ def charts(
         if lines:
             found.append(Chart(name, lines))
     return found
+
+
+def _cells(name: str, cells: Sequence[str], folders: Sequence[RunFolder]) -> list[str]:
+    """Return the values of one fact, one per run, without secrets."""
+    pairs = zip(cells, folders, strict=True)
+    return [redacted_value(name, cell, folder.path) for cell, folder in pairs]
 
 
 def _is_filled(block: Block) -> bool:
@@ -169,8 +175,10 @@ def _texts(texts: Sequence[str], folder: RunFolder, *, warning: bool = False) ->
 
 
 def _pairs(values: dict[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
-    lines = [(name, redacted(f"{name}={value}", folder.path)) for name, value in values.items()]
-    return sorted((name, line.removeprefix(f"{name}=")) for name, line in lines)
+    return sorted(
+        (redacted(name, folder.path), redacted_value(name, str(value), folder.path))
+        for name, value in values.items()
+    )
 
 
 def _tables(folder: RunFolder) -> list[Block]:
@@ -178,8 +186,12 @@ def _tables(folder: RunFolder) -> list[Block]:
     found: list[Block] = []
     for name, rows in metrics.tables(folder).items():
         header = list(dict.fromkeys(key for row in rows for key in row))
-        cells = [[str(row.get(key, "")) for key in header] for row in rows[:_MOST_ROWS]]
-        found += [Texts([name]), Table([header, *cells])]
+        cells = [
+            [redacted_value(key, str(row.get(key, "")), folder.path) for key in header]
+            for row in rows[:_MOST_ROWS]
+        ]
+        names = [redacted(key, folder.path) for key in header]
+        found += [Texts([redacted(name, folder.path)]), Table([names, *cells])]
     return found
 
 

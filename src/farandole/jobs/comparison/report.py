@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from farandole.errors import SettingsError, did_you_mean
 from farandole.job.runs.folder import RunFolder
@@ -21,7 +23,7 @@ from farandole.jobs.comparison.measures import RunMeasures, measures
 from farandole.jobs.comparison.result import ComparedRuns
 from farandole.jobs.comparison.sources import environment_differences, source_differences
 from farandole.jobs.comparison.text import described
-from farandole.jobs.redaction import redacted
+from farandole.jobs.redaction import redacted, redacted_value
 
 
 class Comparison(ComparedRuns):
@@ -32,7 +34,12 @@ class Comparison(ComparedRuns):
 
         Notebooks store this text, so it has no secrets, and only the last parts of paths.
         """
-        return redacted(described(self))
+        shown = replace(
+            self,
+            differences=_without_secrets(self.differences),
+            environment=_without_secrets(self.environment),
+        )
+        return redacted(described(shown))
 
 
 def compare(
@@ -72,6 +79,14 @@ def compare(
         equal=_equal(curves, found, metric or next(iter(by_relevance(names)), None), goal),
         unfair=tuple(fairness(found)),
     )
+
+
+def _without_secrets(facts: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return facts of several runs without secrets; None stays None."""
+    return {
+        name: [None if value is None else redacted_value(name, str(value)) for value in values]
+        for name, values in facts.items()
+    }
 
 
 def _equal(
