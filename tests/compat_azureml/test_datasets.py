@@ -153,6 +153,12 @@ def test_the_default_datastore_is_a_folder(workspace: Any, tmp_path: Path) -> No
     assert dataset.to_path() == ["/2.csv"]
     with pytest.raises(UserErrorException, match=mentioning("'../../x'")):
         store.upload(str(tmp_path / "source"), "../../x")
+    outside = str(write(tmp_path / "outside.txt", "3"))
+    inside = str(tmp_path / "source" / "2.csv")
+    with pytest.raises(UserErrorException, match=mentioning("outside.txt", "relative_root")):
+        store.upload_files([inside, outside], str(tmp_path / "source"), "deep/er")
+    with pytest.raises(UserErrorException, match=mentioning("deep")):
+        Dataset.File.from_files((store, "deep")).to_path()
 
 
 def test_datastores_of_folders_and_urls(workspace: Any, tmp_path: Path, web: str) -> None:

@@ -181,8 +181,11 @@ def test_files_keep_their_names(run: Any, tmp_path: Path) -> None:
     assert run.get_file_names() == expected
     run.download_files("x/", output_directory="got", append_prefix=False)
     run.download_files("tree", output_directory="got")
+    run.download_files("outputs/mod", output_directory="got", append_prefix=False)
+    run.download_files("x/1.txt", output_directory="got/one", append_prefix=False)
     got = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "got").rglob("*.txt"))
-    assert got == ["got/1.txt", "got/2.txt", "got/tree/b.txt"]
+    expected = ["1.txt", "2.txt", "model/a.txt", "one/1.txt", "tree/b.txt"]
+    assert got == [f"got/{name}" for name in expected]
     with pytest.raises(UserErrorException, match=mentioning("absent.txt", "top.txt")):
         run.download_file("absent.txt")
     with pytest.raises(UserErrorException, match=mentioning("'../out.txt'")):

@@ -182,7 +182,8 @@ class RunData(RunLogging):
             output_directory: The folder of the copies, by default the current one.
             output_paths: The path of each copy, in the order of ``get_file_names()``.
             batch_size: Not used.
-            append_prefix: Keep the prefix in the names of the copies.
+            append_prefix: Keep the prefix in the names of the copies; False removes its folders,
+                so that ``outputs/ckpt`` gives ``ckpt-1.pt``.
 
         Raises UserErrorException if ``output_paths`` has another length than the files.
         """
@@ -191,8 +192,9 @@ class RunData(RunLogging):
             raise UserErrorException(
                 f"output_paths has {len(output_paths)} paths for {len(names)} files: {names[:10]}"
             )
+        above = "" if append_prefix else _common_folder(prefix or "", names)
         for number, name in enumerate(names):
-            shown = name if append_prefix else os.path.relpath(name, prefix or ".")
+            shown = name.removeprefix(above)
             place = output_paths[number] if output_paths is not None else shown
             self.download_file(name, os.path.join(output_directory or ".", place))
 
@@ -298,3 +300,11 @@ class RunData(RunLogging):
         """The paths of the output folders by name."""
         found: dict[str, str] = self._data_facts().get("outputs", {})
         return found
+
+
+def _common_folder(prefix: str, names: list[str]) -> str:
+    """Return the folders of a prefix of ``names``, with a slash at the end; may be empty."""
+    folder = prefix.rstrip("/") + "/"
+    if prefix and all(name.startswith(folder) for name in names):
+        return folder
+    return prefix[: prefix.rfind("/") + 1]

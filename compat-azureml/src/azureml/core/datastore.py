@@ -186,14 +186,22 @@ class Datastore:
             overwrite: Replace existing files; else they are kept.
             show_progress: Print the names of the files.
 
-        Raises UserErrorException if the datastore is not on this host.
+        Raises UserErrorException if the datastore is not on this host, or if a file is outside of
+        ``relative_root``.
         """
         into = self._local_folder(target_path or "")
         root = relative_root or os.path.commonpath(
             [os.path.dirname(os.path.abspath(each)) for each in files]
         )
-        for number, each in enumerate(files, 1):
-            target = os.path.join(into, os.path.relpath(each, root))
+        names = [os.path.relpath(each, root) for each in files]
+        for each, name in zip(files, names, strict=True):
+            if name.split(os.sep)[0] == os.pardir:
+                raise UserErrorException(
+                    f"the file {each!r} is not in relative_root={root!r}; choose a folder that"
+                    " holds all files"
+                )
+        for number, (each, name) in enumerate(zip(files, names, strict=True), 1):
+            target = os.path.join(into, name)
             if os.path.exists(target) and not overwrite:
                 _show(show_progress, f"Target already exists. Skipping upload for {each}")
                 continue
