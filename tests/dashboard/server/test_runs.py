@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 
 from farandole.dashboard.server import rows as module
 from farandole.dashboard.server.rows import RunRows
+from farandole.errors import RunError
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.journal import JournalWriter
 from farandole.job.runs.states import RunState
@@ -83,6 +85,34 @@ def test_only_newer_rows_are_sent(home: RunsHome) -> None:
         )
         assert json.loads(rows.since(5))["complete"]
         assert len(json.loads(rows.since(5))["rows"]) == 2
+    finally:
+        rows.close()
+
+
+def test_rows_survive_errors_of_the_index(home: RunsHome, monkeypatch: Any) -> None:
+    errors: list[Exception] = [
+        RunError("the disk is full"),
+        sqlite3.OperationalError("the database is locked"),
+        OSError("a stale file handle"),
+    ]
+
+    class Failing(module.Index):
+        def __init__(self, home: RunsHome) -> None:
+            if len(errors) > 2:
+                raise errors.pop()
+            super().__init__(home)
+
+        def runs(self, *arguments: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return super().runs(*arguments)
+
+    monkeypatch.setattr(module, "Index", Failing)
+    written_run(home)
+    rows = RunRows(home).start()
+    try:
+        assert until(lambda: _with(rows, 1))["complete"]
+        assert errors == []
     finally:
         rows.close()
 

@@ -45,6 +45,7 @@ _FIRST_WAIT = 1.0  # seconds for which the first answer waits for the first look
 _TAIL = 1 << 14  # bytes at the end of a journal that are read for the last values
 _MOST_METRICS = 50  # last values in a row
 _CAUSE = 300  # characters of the cause in a row
+_PASSING = (OSError, RunError, SettingsError, sqlite3.Error)  # a later look may succeed
 _ROUND = 200  # runs whose last metrics are read between two checks
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -105,16 +106,27 @@ class RunRows:
     # --- the thread
 
     def _watch(self) -> None:
-        index = Index(self._home)
+        index = self._opened()
+        if index is None:
+            return
         try:
-            self._publish(list(index.runs()), every=True)
+            with contextlib.suppress(*_PASSING):
+                self._publish(list(index.runs()), every=True)
             while not self._over.is_set():
-                with contextlib.suppress(OSError, RunError, SettingsError, sqlite3.Error):
+                with contextlib.suppress(*_PASSING):
                     self._look(index)
                 self._ready.set()
                 self._over.wait(0 if self._without_metrics else LOOK)
         finally:
             index.close()
+
+    def _opened(self) -> Index | None:
+        """Return the index once it can be opened; None after ``close``."""
+        while not self._over.is_set():
+            with contextlib.suppress(*_PASSING):
+                return Index(self._home)
+            self._over.wait(LOOK)
+        return None
 
     def _look(self, index: Index) -> None:
         """Find new, changed and deleted runs."""
