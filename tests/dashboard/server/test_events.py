@@ -90,6 +90,27 @@ def test_the_stream_has_changed_rows_and_the_open_run(home: RunsHome) -> None:
     assert changed["rows"][0][0] == run.run_id
 
 
+def test_rows_published_during_an_answer_follow(home: RunsHome, monkeypatch: Any) -> None:
+    class Busy(RunRows):
+        def since(self, version: int) -> bytes:
+            asked.append(version)
+            self.version += 1  # by the other thread, after the answer was made
+            return b"{}"
+
+    monkeypatch.setattr(module, "LOOK", 0.001)
+    asked: list[int] = []
+    rows = Busy(home)
+    first = rows.version
+
+    async def two() -> None:
+        stream = events(rows, 0, None, lambda: False)
+        for _ in range(3):
+            await anext(stream)
+
+    asyncio.run(asyncio.wait_for(two(), 20))
+    assert asked == [0, first]
+
+
 def test_a_silent_stream_shows_that_it_lives(home: RunsHome, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "LOOK", 0.001)
     monkeypatch.setattr(module, "_PING", 0.002)

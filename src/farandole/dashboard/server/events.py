@@ -53,9 +53,10 @@ async def events(
     quiet = 0.0
     while not is_over():
         found = []
-        if rows.version != version:
+        newest = rows.version  # before the rows: later ones must be sent in the next round
+        if newest != version:
             found.append(event("runs", await run_in_threadpool(rows.since, version)))
-            version = rows.version
+            version = newest
         if watch is not None:
             found += await run_in_threadpool(watch.look)
         quiet = 0.0 if found else quiet + LOOK
