@@ -78,7 +78,18 @@ def test_long_curves_keep_their_extremes() -> None:
     values = np.zeros(10_000)
     values[1234], values[8765], values[-1] = 7.0, -7.0, np.nan
     data = RunCurve(np.arange(10_000), np.arange(10_000) * 0.5, values).to_json(points=100)
-    assert len(data["step"]) == len(data["seconds"]) == len(data["value"]) <= 102
+    assert len(data["step"]) == len(data["seconds"]) == len(data["value"]) <= 100
     assert {7.0, -7.0, 0.0} <= set(data["value"])
     assert data["step"][0] == 0
     assert (data["step"][-1], data["value"][-1]) == (9999, None)
+
+
+@pytest.mark.parametrize("points", [2, 3, 4, 7, 50])
+def test_nan_is_no_extreme_and_points_are_few(points: int) -> None:
+    values = np.full(1000, np.nan)
+    values[100:900:2] = 9.0
+    values[500], values[502] = 5.0, 12.0
+    found = RunCurve(np.arange(1000), np.arange(1000.0), values).to_json(points)
+    assert 2 <= len(found["value"]) <= points
+    finite = [each for each in found["value"] if each is not None]
+    assert (points < 4 and not finite) or (min(finite), max(finite)) == (5.0, 12.0)

@@ -17,6 +17,10 @@ from farandole.job.runs.states import RunState
 from farandole.job.tracking.tracker import FINDING, SYSTEM, TRAINING, Tracker
 from farandole.jobs.comparison import compare
 from farandole.jobs.submission import write_request
+from tests.kits.messages import mentioning
+from tests.kits.written_runs import written_run
+
+UP, DOWN = [1.0, 2.0], [2.0, 1.0]
 
 
 def recorded(home: RunsHome, number: int, ranks: int, source: str, **facts: object) -> RunFolder:
@@ -93,6 +97,20 @@ def test_another_metric_and_goal(runs: list[RunFolder]) -> None:
         compare(runs, metric="val_aux")
     with pytest.raises(SettingsError, match="minimize"):
         compare(runs, goal="down")
+
+
+def test_metrics_of_late_names_are_compared(home: RunsHome) -> None:
+    names = [*(f"a{number:02}" for number in range(30)), "quality", "val_loss"]
+    runs = [written_run(home, metrics=dict.fromkeys(names, values)) for values in (UP, DOWN)]
+    found = compare(runs)
+    assert found.equal is not None
+    assert (found.equal.metric, found.equal.value) == ("val_loss", 1.0)
+    assert len(found.curves) == 24
+    chosen = compare(runs, metric="quality", goal="maximize")
+    assert chosen.equal is not None
+    assert chosen.equal.metric in chosen.curves
+    with pytest.raises(SettingsError, match=mentioning("'quality'", "--goal", "maximize")):
+        compare(runs, metric="quality")
 
 
 def test_the_command_prints_it(runs: list[RunFolder], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from farandole.job.runs.folder import RunFolder
 from farandole.jobs import metrics
 
 POINTS = 500  # of a curve, at most
-_MOST = 24  # metrics
 
 
 class RunCurve(NamedTuple):
@@ -28,9 +27,10 @@ class RunCurve(NamedTuple):
     values: Any
 
     def to_json(self, points: int = POINTS) -> dict[str, list[Any]]:
-        """Return the curve with about ``points`` points at most; NaN and infinity become None.
+        """Return the curve with at most ``points`` points; NaN and infinity become None.
 
-        Each group of neighbouring points keeps its smallest and its largest value.
+        The first and the last point remain, so ``points`` is at least 2. Each group of neighbouring
+        points between them keeps its smallest and its largest finite value.
         """
         kept = _extremes(self.values, points)
         values = self.values[kept]
@@ -42,9 +42,9 @@ class RunCurve(NamedTuple):
 
 
 def common_metrics(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the names of metrics that rank 0 of every run has recorded: the first 24, sorted."""
+    """Return the sorted names of the metrics that rank 0 of every run has recorded."""
     found = [set(metrics.names(folder)) for folder in folders]
-    return sorted(set.intersection(*found))[:_MOST] if found else []
+    return sorted(set.intersection(*found)) if found else []
 
 
 def curve(folder: RunFolder, name: str, began: float | None) -> RunCurve:
@@ -63,12 +63,13 @@ def _extremes(values: Any, points: int) -> Any:
     count = len(values)
     if count <= points:
         return np.arange(count)
-    groups = points // 2
-    bounds = np.linspace(0, count, groups + 1).astype(int)
-    filled = np.where(np.isfinite(values), values, 0.0)
+    groups = max(0, points - 2) // 2
+    bounds = np.linspace(1, count - 1, groups + 1).astype(int)
+    finite = np.isfinite(values)
+    low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
     kept = [
-        begin + int(choose(filled[begin:end]))
+        begin + int(place)
         for begin, end in itertools.pairwise(bounds)
-        for choose in (np.argmin, np.argmax)
+        for place in (np.argmin(low[begin:end]), np.argmax(high[begin:end]))
     ]
     return np.unique([*kept, 0, count - 1])

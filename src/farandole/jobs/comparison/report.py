@@ -25,6 +25,8 @@ from farandole.jobs.comparison.sources import environment_differences, source_di
 from farandole.jobs.comparison.text import described
 from farandole.jobs.redaction import redacted, redacted_value
 
+_MOST_CURVES = 24
+
 
 class Comparison(ComparedRuns):
     """The comparison of runs, which prints as a table with the reasons against it."""
@@ -54,29 +56,35 @@ def compare(
         goal: ``maximize`` or ``minimize``; by default derived from the name of the metric or from
             its curves (see ``goal_of``).
 
-    Raises SettingsError for another ``goal`` or for a metric that a run does not have, and RunError
-    if the folder of a run is damaged.
+    The comparison has the curves of at most 24 metrics: ``metric``, and the best measures of a
+    model's quality. Raises SettingsError for another ``goal``, for a metric that a run does not
+    have, or for a ``metric`` of unknown goal, and RunError if the folder of a run is damaged.
     """
     found = tuple(measures(folder) for folder in folders)
     names = common_metrics(folders)
+    shown = by_relevance(names)[:_MOST_CURVES]
     if metric is not None and metric not in names:
         raise SettingsError(
             f"the runs have no common metric {metric!r}{did_you_mean(metric, names)}; common"
-            f" metrics: {', '.join(names) or 'none'}"
+            f" metrics: {', '.join(shown) or 'none'}{', ...' if len(names) > len(shown) else ''}"
         )
+    if metric is not None and metric not in shown:
+        shown[-1] = metric
     if goal not in (None, MAXIMIZE, MINIMIZE):
         raise SettingsError(f"goal={goal!r} must be {MAXIMIZE} or {MINIMIZE}")
     curves = {
         name: [curve(folder, name, run.began) for folder, run in zip(folders, found, strict=True)]
-        for name in names
+        for name in sorted(shown)
     }
+    if metric is not None and goal is None:
+        goal = _goal(metric, curves[metric])
     return Comparison(
         measures=found,
         differences=differences(folders),
         environment=environment_differences(folders),
         source=source_differences(folders),
         curves=curves,
-        equal=_equal(curves, found, metric or next(iter(by_relevance(names)), None), goal),
+        equal=_equal(curves, found, metric, goal),
         unfair=tuple(fairness(found)),
     )
 
@@ -89,15 +97,27 @@ def _without_secrets(facts: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]
     }
 
 
+def _goal(metric: str, curves: Sequence[RunCurve]) -> str:
+    found = goal_of(metric, curves)
+    if found is None:
+        raise SettingsError(
+            f"neither the name of the metric {metric!r} nor its curves show whether a larger value"
+            f" is better; add --goal {MAXIMIZE} or --goal {MINIMIZE} (in Python: goal={MAXIMIZE!r}"
+            f" or goal={MINIMIZE!r})"
+        )
+    return found
+
+
 def _equal(
     curves: dict[str, list[RunCurve]],
     runs: Sequence[RunMeasures],
     metric: str | None,
     goal: str | None,
 ) -> EqualValue | None:
+    metric = metric or next(iter(by_relevance(list(curves))), None)
     if metric is None:
         return None
-    goal = goal or goal_of(metric, curves[metric])
-    if goal is None:
+    found = goal or goal_of(metric, curves[metric])
+    if found is None:
         return None
-    return equal_value(metric, goal, curves[metric], [(run.seconds, run.samples) for run in runs])
+    return equal_value(metric, found, curves[metric], [(run.seconds, run.samples) for run in runs])
