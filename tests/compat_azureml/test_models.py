@@ -93,9 +93,12 @@ def test_secrets_are_variables_or_a_private_file(
     (holder,) = [each for each in files if "stored" in each.read_text(errors="replace")]
     assert stat.S_IMODE(holder.stat().st_mode) == 0o600
     monkeypatch.setenv("DB_PASSWORD", "variable")
-    assert vault.get_secrets(["db-password"]) == {"db-password": "variable"}
-    monkeypatch.delenv("DB_PASSWORD")
-    vault.delete_secret("db-password")
+    assert vault.get_secrets(["db-password"]) == {"db-password": "stored"}
+    monkeypatch.setenv("USER", "someone")
+    vault.set_secret("user", "sa")
+    assert vault.get_secret("user") == "sa"
+    vault.delete_secrets(["db-password", "user"])
+    assert vault.get_secret("db-password") == "variable"
     assert vault.list_secrets() == []
 
 

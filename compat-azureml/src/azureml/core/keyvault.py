@@ -1,6 +1,6 @@
 """``Keyvault``: the secrets of a workspace.
 
-A secret is an environment variable or an entry of a file that only this user can read. The file is
+A secret is an entry of a file that only this user can read, or an environment variable. The file is
 outside the folders of runs.
 """
 
@@ -16,7 +16,10 @@ from farandole.job.runs.folder import read_json, write_json
 
 
 class Keyvault:
-    """The secrets of a workspace. Environment variables come first, then the file."""
+    """The secrets of a workspace. The file comes first, then environment variables.
+
+    A stored secret ``user`` or ``path`` must not be replaced by the variables of every process.
+    """
 
     def __init__(self, workspace: Any) -> None:
         self._path = os.path.join(workspace_folder(workspace, "secrets"), "secrets.json")
@@ -24,8 +27,8 @@ class Keyvault:
     def get_secret(self, name: str) -> str:
         """Return a secret.
 
-        The environment variable ``name`` comes first, then the variable in capitals with
-        underscores (``DB_PASSWORD`` for ``db-password``), then the value of ``set_secret``. Raises
+        The value of ``set_secret`` comes first, then the environment variable ``name``, then the
+        variable in capitals with underscores (``DB_PASSWORD`` for ``db-password``). Raises
         UserErrorException if there is none.
         """
         return str(self.get_secrets([name])[name])
@@ -36,7 +39,7 @@ class Keyvault:
         found = {}
         for name in secrets:
             variable = _variable(name)
-            value = os.environ.get(name, os.environ.get(variable, stored.get(name)))
+            value = stored.get(name, os.environ.get(name, os.environ.get(variable)))
             if value is None:
                 raise UserErrorException(
                     f"there is no secret {name!r}; set the environment variable {variable}, or"
