@@ -177,9 +177,9 @@ def test_datastores_of_folders_and_urls(workspace: Any, tmp_path: Path, web: str
     assert all("secret" not in each.read_text() for each in stored)
     team.set_as_default()
     assert workspace.get_default_datastore().name == "team"
-    Datastore.get(workspace, "workspaceblobstore").set_as_default()
-    for each in (team, blob):
+    for each in (blob, team):
         each.unregister()
+    assert workspace.get_default_datastore().name == "workspaceblobstore"
     assert set(workspace.datastores) == {"workspaceblobstore", "workspacefilestore"}
 
 

@@ -129,10 +129,13 @@ class Datastore:
     def unregister(self) -> None:
         """Remove the name of the datastore. Its files are kept.
 
+        If it is the default datastore, ``workspaceblobstore`` becomes the default again.
         Raises UserErrorException for a datastore that belongs to the workspace.
         """
         if self.name in _BUILT_IN:
             raise UserErrorException(f"the datastore {self.name!r} belongs to the workspace")
+        if _default_name(self.workspace) == self.name:
+            os.unlink(os.path.join(_folder(self.workspace), "default"))
         os.unlink(os.path.join(_folder(self.workspace), f"{self.name}.json"))
 
     def path(
