@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from azureml._farandole import interactive
 from azureml.core import Experiment, Run, Workspace
 from azureml.core.run import _OfflineRun
 from azureml.exceptions import RunEnvironmentException, SnapshotException, UserErrorException
 
 from farandole.job.runs.home import RunsHome
 from tests.compat_azureml.tools import python
-from tests.kits.messages import mentioning
+from tests.kits.messages import mentioning, mentions
 
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 MATRIX = {"schema_type": "confusion_matrix", "schema_version": "v1", "data": {"matrix": [[1, 2]]}}
@@ -89,6 +93,44 @@ def test_end_of_the_process_ends_its_run(
     run = Run.get(experiment.workspace, run_id)
     assert (while_running, run.get_status()) == ("Running", status)
     assert run.get_details().get("error", {}).get("error", {}).get("message") == cause
+
+
+def test_outputs_that_cannot_be_kept_fail_the_run(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("the quota is used up")
+
+    run = experiment.start_logging(snapshot_directory=None)
+    (tmp_path / "outputs" / "model.txt").write_text("weights")
+    threads = threading.active_count()
+    monkeypatch.setattr(interactive.files, "add", full)
+    with pytest.raises(OSError, match=mentioning("quota")):
+        run.complete()
+    assert threading.active_count() < threads  # without its heartbeat
+    assert run.get_status() == "Failed"
+    assert mentions(run.get_details()["error"]["error"]["message"], "quota")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_error_of_an_earlier_cell_ends_no_run(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    class Shell:
+        last_execution_succeeded = True
+
+    class IPython(ModuleType):
+        get_ipython = Shell
+
+    if later:
+        monkeypatch.setitem(sys.modules, "IPython", IPython("IPython"))
+    else:
+        monkeypatch.setattr(sys, "last_value", ValueError("of a cell"), raising=False)
+    run = experiment.start_logging(snapshot_directory=None)
+    if later:
+        monkeypatch.setattr(sys, "last_value", ValueError("of a cell"), raising=False)
+    interactive._end_all()
+    assert run.get_status() == "Completed"
 
 
 def test_large_source_is_refused(experiment: Experiment, tmp_path: Path) -> None:
@@ -218,6 +260,13 @@ def test_ranks_set_tags_at_the_same_time(run: Any) -> None:
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(run.tag, names))
     assert sorted(run.get_tags()) == sorted(names)
+
+
+def test_ranks_add_properties_at_the_same_time(run: Any) -> None:
+    names = [f"rank-{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: run.add_properties({name: name}), names))
+    assert set(names) <= set(run.get_properties())
 
 
 def test_children_are_runs_of_their_parent(run: Any, experiment: Experiment) -> None:

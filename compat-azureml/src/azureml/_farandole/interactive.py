@@ -43,6 +43,7 @@ class _Active:
         self.pid = os.getpid()
         self.watched = watched
         self.began = time.time()
+        self.earlier = id(getattr(sys, "last_value", None))  # an error before the run
         self.heartbeat = Heartbeat(folder)
         self.heartbeat.__enter__()
 
@@ -141,11 +142,25 @@ def take_snapshot(folder: RunFolder, path: str) -> None:
 
 
 def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
-    """End a run of this process; an ended run stays as it is."""
+    """End a run of this process; an ended run stays as it is.
+
+    If its outputs cannot be kept, a completed run ends as failed, and the error is raised.
+    """
     active = _active.pop(folder.run_id, None)
-    if active is not None:
-        _keep_outputs(folder, active)
-        active.heartbeat.__exit__(None, None, None)
+    try:
+        if active is not None:
+            _keep_outputs(folder, active)
+    except Exception as error:
+        if state is RunState.COMPLETED:
+            state, cause = RunState.FAILED, f"the outputs cannot be kept: {error}"
+        raise
+    finally:
+        if active is not None:
+            active.heartbeat.__exit__(None, None, None)
+        _conclude(folder, state, cause)
+
+
+def _conclude(folder: RunFolder, state: RunState, cause: str) -> None:
     if folder.end() is None:
         outputs.collect(folder)
         code = 0 if state is RunState.COMPLETED else 1
@@ -156,13 +171,26 @@ def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
 @atexit.register
 def _end_all() -> None:
     """End the active runs of this process: as failed after an exception, else as completed."""
-    error = getattr(sys, "last_value", None)
     for active in list(_active.values()):
         if active.pid == os.getpid():  # not in a fork of the process that started the run
+            error = _final_error(active)
             state = RunState.COMPLETED if error is None else RunState.FAILED
             cause = "" if error is None else f"{type(error).__name__}: {error}"
             with contextlib.suppress(OSError, RunError):
                 end(active.folder, state, cause)
+
+
+def _final_error(active: _Active) -> BaseException | None:
+    """Return the error that ends the process; None without one.
+
+    In a notebook or an interactive interpreter, ``sys.last_value`` is the last error of any cell.
+    It ends no run that began later, and in IPython it ends none if a later cell succeeded.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if id(error) == active.earlier or getattr(shell, "last_execution_succeeded", False):
+        return None
+    return error
 
 
 def _keep_outputs(folder: RunFolder, active: _Active) -> None:
@@ -170,5 +198,6 @@ def _keep_outputs(folder: RunFolder, active: _Active) -> None:
     for where, _, names in os.walk(active.watched):
         for name in names:
             path = os.path.join(where, name)
-            if os.path.isfile(path) and os.stat(path).st_mtime >= active.began - _CLOCKS:
-                files.add(folder, path, os.path.relpath(path, active.watched))
+            with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
+                if os.path.isfile(path) and os.stat(path).st_mtime >= active.began - _CLOCKS:
+                    files.add(folder, path, os.path.relpath(path, active.watched))

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from azureml.exceptions import UserErrorException
 from farandole.job.runs.folder import RunFolder, read_json, write_json
 
 _FILE, _TAGS, _LOCK = "azureml-changes.json", "tags.json", "azureml.lock"
@@ -27,6 +28,18 @@ class RunChanges:
         """Change facts."""
         with self._locked():
             self._write(values)
+
+    def add_properties(self, properties: Mapping[str, str]) -> None:
+        """Add properties. Raises UserErrorException if one of them exists with another value."""
+        with self._locked():
+            before = self.get("properties", {})
+            for key, text in properties.items():
+                if before.get(key, text) != text:
+                    raise UserErrorException(
+                        f"the property {key!r} is {before[key]!r} and cannot be changed to"
+                        f" {text!r}; use a tag"
+                    )
+            self._write({"properties": {**before, **properties}})
 
     def tags(self) -> dict[str, str | None]:
         """Return the tags of the submission with later changes; None for a tag without a value."""

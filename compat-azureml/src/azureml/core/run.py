@@ -254,8 +254,10 @@ class Run(RunData):
             return
         from azureml._farandole import interactive
 
-        interactive.end(self._folder, state, cause)
-        journal.close(self._folder)
+        try:
+            interactive.end(self._folder, state, cause)
+        finally:
+            journal.close(self._folder)
 
     # --- children
 
@@ -366,14 +368,7 @@ class Run(RunData):
 
     def add_properties(self, properties: Mapping[str, str]) -> None:
         """Add properties. Raises UserErrorException if one of them exists with another value."""
-        before = RunChanges(self._folder).get("properties", {})
-        for key, text in properties.items():
-            if before.get(key, text) != text:
-                raise UserErrorException(
-                    f"the property {key!r} is {before[key]!r} and cannot be changed to {text!r};"
-                    " use a tag"
-                )
-        RunChanges(self._folder).set(properties={**before, **properties})
+        RunChanges(self._folder).add_properties(properties)
 
     # --- secrets and models
 
