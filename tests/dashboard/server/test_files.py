@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from farandole.dashboard.server import images
+from farandole.dashboard.server import files, images
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from tests.kits.written_runs import write, written_run
@@ -151,6 +151,21 @@ def test_links_out_of_the_run_are_refused(page: TestClient, home: RunsHome, tmp_
         "outputs/sub/x",
     ]
     assert "spec.json" in names
+
+
+def test_a_file_that_is_deleted_meanwhile_is_left_out(
+    home: RunsHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(folder: RunFolder, path: str) -> bool:
+        if path.endswith("gone.txt"):
+            os.unlink(path)
+        return True
+
+    run = written_run(home, outputs={"gone.txt": b"1", "kept.txt": b"2"})
+    monkeypatch.setattr(files, "is_inside", checked)
+    names = [each["path"] for each in files.listing(run)["files"]]
+    assert "outputs/kept.txt" in names
+    assert "outputs/gone.txt" not in names
 
 
 def test_a_log_that_is_a_link_is_refused(page: TestClient, home: RunsHome, tmp_path: Path) -> None:

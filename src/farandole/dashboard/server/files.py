@@ -37,7 +37,10 @@ def listing(folder: RunFolder) -> dict[str, Any]:
         if len(found) == MOST_FILES:
             return {"files": found, "more": True}
         if is_inside(folder, path):
-            status = os.stat(path)
+            try:
+                status = os.stat(path)
+            except OSError:  # deleted in the meantime
+                continue
             name = os.path.relpath(path, folder.path)
             found.append({"path": name, "bytes": status.st_size, "modified": status.st_mtime})
     return {"files": found, "more": False}
