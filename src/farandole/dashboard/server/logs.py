@@ -118,22 +118,29 @@ def _line_numbers(file: BinaryIO, offsets: list[int]) -> list[int]:
 def _backwards(
     file: BinaryIO, wanted: bytes, end: int, stop: int, ignore_case: bool
 ) -> Iterator[int]:
-    """Yield the offset of the last match in each line, from ``end`` down to ``stop``."""
+    """Yield the offset of the last match in each line, from ``end`` down to ``stop``.
+
+    A match begins before ``end``, and may end after it. A line with a match that begins at or after
+    ``end`` was found by the search that stopped there.
+    """
     wanted = wanted.lower() if ignore_case else wanted
     overlap = len(wanted) - 1
     high = end  # matches that begin at or after it have been found
+    rest = os.pread(file.fileno(), _CHUNK, end).split(b"\n", 1)[0]
+    is_found = wanted in (rest.lower() if ignore_case else rest)  # a later match of this line
     while high > stop:
         low = max(stop, high - _CHUNK)
-        data = os.pread(file.fileno(), min(high + overlap, end) - low, low)
+        data = os.pread(file.fileno(), high + overlap - low, low)
         if ignore_case:
             data = data.lower()
         place = high - low + overlap
-        while (place := data.rfind(wanted, 0, place)) >= 0:
+        if is_found:
+            place = data.rfind(b"\n", 0, high - low)
+            is_found = place < 0
+        while not is_found and (place := data.rfind(wanted, 0, place)) >= 0:
             yield low + place
-            line = data.rfind(b"\n", 0, place)
-            if line < 0:  # this line begins in an earlier chunk
-                break
-            place = line
+            place = data.rfind(b"\n", 0, place)
+            is_found = place < 0  # this line begins in an earlier chunk
         high = low
 
 
