@@ -172,3 +172,27 @@ def test_html_for_databricks_and_text_for_terminals(
     assert found == [farandole.Run(run)._repr_html_()]
     show_run(farandole.Run(run))
     assert "state: completed" in capsys.readouterr().out
+
+
+def test_a_view_goes_on_after_an_error(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = [OSError("a stale file handle"), ValueError("no connection")]
+
+    def once(folder: RunFolder) -> dict[str, Any]:
+        if len(errors) == 2:
+            raise errors.pop()
+        return view_of(folder)
+
+    def publish(bundle: dict[str, Any]) -> None:
+        if errors:
+            raise errors.pop()
+        sent.append(bundle)
+
+    monkeypatch.setattr(live, "EVERY", 0.02)
+    sent: list[dict[str, Any]] = []
+    shown = LiveView(run, publish)
+    monkeypatch.setattr(live, "view_of", once)
+    until(lambda: len(errors) == 1, "the first error")
+    run.finish(RunState.FAILED, cause="out of memory")
+    until(lambda: bool(sent), "the end is shown")
+    shown.close()
+    assert "out of memory" in sent[0]["text/html"]

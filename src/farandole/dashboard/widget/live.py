@@ -12,6 +12,7 @@ from farandole.dashboard.widget.view import view_of
 from farandole.job.runs.folder import RunFolder
 
 EVERY = 0.5  # seconds between two looks at the run
+_PATIENCE = 20  # looks in a row that may fail
 
 
 class Widget(Protocol):
@@ -62,20 +63,30 @@ class LiveView:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while not self._over.wait(EVERY) and not self.view["final"]:
+        failures = 0
+        while not self._over.wait(EVERY) and not self.view["final"]:
+            try:
                 self.update()
-        except Exception as error:  # the run's folder was deleted, or the kernel ends
-            logger.debug("the view of run %s ends: %s", self._folder.run_id, error)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                # The run's folder was deleted, or the kernel ends.
+                if failures == _PATIENCE or not self._folder.exists():
+                    logger.debug("the view of run %s ends: %s", self._folder.run_id, error)
+                    return
 
     def update(self) -> None:
         """Read the run, and send its view if it has changed."""
         found = view_of(self._folder)
         if found == self.view:
             return
-        self.view = found
-        if self.widget is not None:
-            self.widget.view = found
-        # At the end, static HTML takes the widget's place, and remains in the saved notebook.
-        if self.widget is None or found["final"]:
-            self._publish(self.bundle())
+        before, self.view = self.view, found
+        try:
+            if self.widget is not None:
+                self.widget.view = found
+            # At the end, static HTML takes the widget's place, and remains in the saved notebook.
+            if self.widget is None or found["final"]:
+                self._publish(self.bundle())
+        except Exception:
+            self.view = before  # the next update sends the change
+            raise
