@@ -60,6 +60,22 @@ def test_types_of_columns(tmp_path: Path) -> None:
     assert frame["Column3"].isna().tolist() == [False, True]
 
 
+def test_booleans_and_texts_with_missing_values(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "t.csv", "flag,on,count,name\nFalse,0,2,a\nTRUE ,1,,\n,1,0,c\n"))
+    kinds = {name: DataType.to_bool() for name in ("flag", "on", "count")}
+    table = Dataset.Tabular.from_delimited_files(
+        source, set_column_types={**kinds, "name": DataType.to_string()}
+    )
+    frame = table.to_pandas_dataframe()
+    assert frame["flag"].tolist() == [False, True, pandas.NA]
+    assert (frame["on"].tolist(), frame["on"].dtype) == ([False, True, True], bool)
+    assert frame["count"].tolist() == [True, pandas.NA, False]
+    assert frame["name"].isna().tolist() == [False, True, False]
+    absent = Dataset.Tabular.from_delimited_files(source, set_column_types={"age": kinds["on"]})
+    with pytest.raises(DatasetExecutionError, match=mentioning("'age'", "flag", "name")):
+        absent.to_pandas_dataframe()
+
+
 def test_tables_in_other_formats(workspace: Any, tmp_path: Path) -> None:
     lines = str(write(tmp_path / "t.jsonl", '{"a": 1}\n{"a": 2}\n'))
     table = Dataset.Tabular.from_json_lines_files(lines)

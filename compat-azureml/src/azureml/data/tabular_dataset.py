@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from azureml.data import _files
@@ -15,6 +15,8 @@ from azureml.exceptions import OptionalDependencyMissingException
 from farandole.base.optional import require
 from farandole.job.runs.home import RunsHome
 
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
 
 class TabularDataset(AbstractDataset):
     """A table from files, which are read when its rows are needed."""
@@ -25,7 +27,7 @@ class TabularDataset(AbstractDataset):
         """Return the rows as a pandas DataFrame. The arguments are not used.
 
         Raises OptionalDependencyMissingException without pandas, and DatasetExecutionError if a
-        file cannot be read or a selected column does not exist.
+        file cannot be read, or a selected column or a column with a given type does not exist.
         """
         pandas = pandas_module("to_pandas_dataframe()")
         frames = list(_frames(pandas, self._definition))
@@ -101,13 +103,15 @@ def _frames(pandas: Any, definition: DatasetDefinition) -> Iterator[Any]:
 
 
 def _with_types(pandas: Any, table: Any, types: dict[str, str]) -> Any:
+    """Convert columns to ``types``; a value that cannot be converted becomes missing."""
+    _check_columns(table, types)
     for column, kind in types.items():
         if kind == "datetime":
             table[column] = pandas.to_datetime(table[column], errors="coerce")
         elif kind == "string":
-            table[column] = table[column].astype(str)
+            table[column] = table[column].map(str, na_action="ignore")
         elif kind == "bool":
-            table[column] = table[column].astype(bool)
+            table[column] = _booleans(pandas, table[column])
         else:
             table[column] = pandas.to_numeric(table[column], errors="coerce")
             if kind == "int":
@@ -115,13 +119,31 @@ def _with_types(pandas: Any, table: Any, types: dict[str, str]) -> Any:
     return table
 
 
+def _booleans(pandas: Any, column: Any) -> Any:
+    """Return a column as ``bool``, or as pandas' ``boolean`` if values are missing.
+
+    Texts are ``true``, ``false``, ``1`` and ``0`` in any case, and others missing; numbers other
+    than 0 are true.
+    """
+    if pandas.api.types.is_numeric_dtype(column):
+        found = column.astype("Float64").ne(0)
+    else:
+        texts = column.map(lambda value: str(value).strip().lower(), na_action="ignore")
+        found = texts.map(_BOOLEANS).astype("boolean")
+    return found if found.isna().any() else found.astype(bool)
+
+
+def _check_columns(table: Any, names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in table.columns]
+    if missing:
+        raise DatasetExecutionError(
+            f"the table has no column {missing[0]!r} (columns: {', '.join(table.columns)})"
+        )
+
+
 def _apply(table: Any, step: tuple[Any, ...]) -> Any:
     kind, *arguments = step
     if kind in ("keep", "drop"):
-        missing = [name for name in arguments[0] if name not in table.columns]
-        if missing:
-            raise DatasetExecutionError(
-                f"the table has no column {missing[0]!r} (columns: {', '.join(table.columns)})"
-            )
+        _check_columns(table, arguments[0])
         return table[arguments[0]] if kind == "keep" else table.drop(columns=arguments[0])
     return table.iloc[_files.selected(range(len(table)), step)]
