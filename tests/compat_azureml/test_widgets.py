@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,15 @@ def test_a_board_that_ends_is_an_error(run: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path / "packages"))
         patch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=":")
-        board = Tensorboard(run, local_root=str(tmp_path / "logs"), port=6016)
+        board = Tensorboard(run, local_root=str(tmp_path / "logs"), port=free_port())
         with pytest.raises(UserErrorException, match=mentioning("port 6016 is in use")):
             board.start()
-        serves = "import sys, http.server as h; h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), h.BaseHTTPRequestHandler).serve_forever()"
+        with socket.create_server(("127.0.0.1", 0)) as foreign:
+            port = foreign.getsockname()[1]
+            board = Tensorboard(run, local_root=str(tmp_path / "logs"), port=port)
+            with pytest.raises(UserErrorException, match=mentioning(str(port), str(port + 1))):
+                board.start()
+        serves = "import sys, http.server as h; sys.stderr.write('x' * (1 << 20)); h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), h.BaseHTTPRequestHandler).serve_forever()"
         write(package / "main.py", serves)
         board = Tensorboard(run, local_root=str(tmp_path / "logs"), port=free_port())
         try:
@@ -124,8 +130,6 @@ def test_a_board_that_ends_is_an_error(run: Any, tmp_path: Path) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -94,32 +94,44 @@ class Tensorboard:
     def _started(self) -> subprocess.Popen[bytes]:
         """Start TensorBoard and return its process, once it accepts connections.
 
-        Raises UserErrorException if it ends, or does not answer within a minute.
+        Raises UserErrorException if its port is in use, if it ends, or if it does not answer within
+        a minute.
         """
+        if self._answers():
+            raise UserErrorException(
+                f"port {self._port} is in use by another server; choose another port, such as"
+                f" Tensorboard(run, port={self._port + 1})"
+            )
         words = ["--logdir", self._root, "--host", "127.0.0.1", "--port", str(self._port)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                assert process.stderr is not None
-                text = process.stderr.read().decode(errors="replace").strip()
-                raise UserErrorException(
-                    f"TensorBoard ended with code {process.returncode}: {text[-500:]}; choose"
-                    f" another port than {self._port}, or look at its installation"
-                )
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self._port), 1.0),
-            ):
-                return process
-            time.sleep(0.2)
+        with tempfile.TemporaryFile() as errors:  # a pipe would fill, because it is not read
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tensorboard.main", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+            deadline = time.monotonic() + _PATIENCE
+            while time.monotonic() < deadline:
+                if process.poll() is not None:
+                    errors.seek(0)
+                    text = errors.read().decode(errors="replace").strip()
+                    raise UserErrorException(
+                        f"TensorBoard ended with code {process.returncode}: {text[-500:]}; choose"
+                        f" another port than {self._port}, or look at its installation"
+                    )
+                if self._answers():
+                    return process
+                time.sleep(0.2)
         process.kill()
         process.wait()
         raise UserErrorException(
             f"TensorBoard did not answer on port {self._port} within {_PATIENCE:.0f} seconds"
         )
+
+    def _answers(self) -> bool:
+        """Return whether a server accepts connections on the port."""
+        try:
+            socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+        except OSError:
+            return False
+        return True
