@@ -70,14 +70,14 @@ def test_a_port_in_use_is_an_error_if_it_was_given(
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
+def test_a_missing_package_is_named_with_its_cure(package: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from farandole.cli import main; sys.exit(main(['dashboard', '--no-browser']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert mentions(done.stderr, package, "farandole[dashboard]")
+    assert mentions(done.stderr, package, "pip install", "starlette", "uvicorn")
 
 
 def test_only_the_given_host_is_served(home: RunsHome) -> None:

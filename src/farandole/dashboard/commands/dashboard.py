@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         from farandole.dashboard.server.serve import bound, serve
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"farandole dashboard needs the package {error.name!r}; install it with:"
-            " pip install 'farandole[dashboard]'"
+            f"farandole dashboard needs {error.name}, which is not installed: pip install"
+            " starlette uvicorn"
         ) from None
     home = RunsHome()
     view = f"&run={find_run(home, options.run).run_id}" if options.run else ""
