@@ -133,6 +133,20 @@ def test_an_error_of_an_earlier_cell_ends_no_run(
     assert run.get_status() == "Completed"
 
 
+def test_a_program_that_failed_runs_its_exit_handlers(tmp_path: Path) -> None:
+    program = (
+        "import atexit, os, sys\nfrom azureml.core import Run\n"
+        "atexit.register(print, 'the last words')\n"
+        "from azureml._farandole.context import fail_at_exit\nfail_at_exit('no convergence')\n"
+        "if not os.fork():\n    sys.exit()\n"
+        "print('child', os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
+    )
+    done = python("-c", program, cwd=tmp_path)
+    assert done.returncode == 1
+    assert mentions(done.stderr, "no convergence")
+    assert done.stdout.split("\n") == ["the last words", "child 0", "the last words", ""]
+
+
 def test_large_source_is_refused(experiment: Experiment, tmp_path: Path) -> None:
     for number in range(2001):
         (tmp_path / f"{number}.txt").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from farandole.job.runs.folder import RUN_VARIABLE, RunFolder
 
 if TYPE_CHECKING:
     from azureml.core.experiment import Experiment
+
+
+_causes: dict[int, str] = {}  # by the id of the process that called fail(), not of its forks
 
 
 def context_folder() -> RunFolder | None:
@@ -42,11 +46,20 @@ def fail_at_exit(cause: str) -> None:
 
     The program itself may go on and end without an error.
     """
+    _causes[os.getpid()] = cause
 
-    def end() -> None:
+
+@atexit.register
+def _end_failed() -> None:
+    """Set the exit code after ``fail()``.
+
+    Only ``os._exit`` sets it at this point, and handlers that were registered earlier do not run.
+    Therefore the import of this module registers this handler, before the handlers of the program.
+    """
+    cause = _causes.get(os.getpid())
+    if cause is not None:
         sys.stderr.write(f"the program called fail(): {cause}\n")
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-
-    atexit.register(end)
