@@ -1,4 +1,4 @@
-"""Differences between two answers of a discovery. Pure."""
+"""Differences between two lists of hosts. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class HostUpdateResult(IntFlag):
 
 
 def compare(before: Mapping[str, int], after: Mapping[str, int]) -> HostUpdateResult:
-    """Return the change from ``before`` to ``after``, both slots by host.
+    """Return the kinds of changes from ``before`` to ``after``, which map hosts to slots.
 
-    More slots of a host count as added, fewer as removed. The order of hosts has no meaning.
+    More slots on a host count as added, fewer as removed. The order of hosts has no meaning.
     """
     added = any(slots > before.get(host, 0) for host, slots in after.items())
     removed = any(slots > after.get(host, 0) for host, slots in before.items())

@@ -1,13 +1,13 @@
-"""The coordinator of an elastic job: it decides which processes run, and who is a member. Pure.
+"""The coordinator of an elastic job: it decides which processes run and which are members. Pure.
 
-Events go in (hosts were listed, a process has ended, a process waits for the next membership), with
-their times; ``decide`` returns what the driver has to do. The rules are Horovod's, except that
+The driver reports events with their times: a new list of hosts, the end of a process, a process
+that waits for the next membership. ``decide`` returns the driver's next actions. The rules are
+Horovod's, with three exceptions:
 
-- survivors that are fewer than ``min_np`` wait for new processes, which are counted in together
-  with them: all ranks of a membership take part in the same synchronization (hvd#3494);
-- the failed process of a job's only host is replaced, and the others stay;
-- rank 0 is the survivor with the most commits, so that no commit is lost that any rank has
-  completed.
+- Survivors that are fewer than ``min_np`` wait for new processes, and enter the next membership
+  together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
+- On a job's only host, a failed process is replaced, and the others stay.
+- Rank 0 is the survivor with the most commits, so that no completed commit is lost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ from farandole.job.elastic.membership import (
 )
 from farandole.job.elastic.options import ElasticOptions
 
-# Seconds for which processes that are ready to join wait for others that were started with them.
+# Seconds for which processes that are ready to join wait for others that are still starting.
 TOGETHER = 10.0
-# Broken memberships without a commit in between, after which the program is at fault.
+# Memberships lost in a row without a commit in between, after which the job ends: the program is at
+# fault.
 FRUITLESS = 5
 
 
 class _Ready(NamedTuple):
-    """A process that waits for the membership after number ``after``."""
+    """A process that waits for the membership after number ``after``, since the time ``since``.
+
+    ``commits``: the number of commits of its state.
+    """
 
     after: int
     commits: int
@@ -54,10 +58,11 @@ class _Ready(NamedTuple):
 
 
 class Coordinator:
-    """The state of one job.
+    """The members, processes and hosts of one elastic job, and the rules for their changes.
 
-    ``fixed``: whether the hosts will never change, so that it is useless to wait for others.
-    ``jitter``: see ``HostPool``.
+    ``options``: the bounds of the job. ``hosts``: slots by host. ``now``: the present time in
+    seconds, like all times here on one monotonic clock. ``fixed``: whether the hosts will never
+    change, so that it is useless to wait for others. ``jitter``: see ``HostPool``.
     """
 
     def __init__(
@@ -90,11 +95,11 @@ class Coordinator:
     # ---- events ----
 
     def list_hosts(self, hosts: Mapping[str, int]) -> None:
-        """Record the hosts that exist now, with their slots."""
+        """Record the hosts that exist now: slots by host."""
         self._pool.listed = dict(hosts)
 
     def end(self, process: int, ok: bool, now: float) -> None:
-        """Record that a process has ended; ``ok``: with exit code 0."""
+        """Record that a process has ended. ``ok``: with exit code 0 and without a failure."""
         member = self._alive.pop(process, None)
         self._ready.pop(process, None)
         if member is None or process in self._leaving:
@@ -108,8 +113,10 @@ class Coordinator:
             self._pool.member_failed(member.host, now)
 
     def ready(self, process: int, after: int, commits: int, now: float) -> None:
-        """Record that a process waits for the membership after ``after`` (0: its first), with
-        the number of ``commits`` of its state.
+        """Record that a process waits for a membership.
+
+        ``after``: the number of the last membership that it tried to join; 0 for none.
+        ``commits``: the number of commits of its state.
         """
         if process in self._alive:
             self._ready[process] = _Ready(after, commits, now)
@@ -117,7 +124,7 @@ class Coordinator:
     # ---- decisions ----
 
     def decide(self, now: float) -> list[Decision]:
-        """Return what to do now, in this order. After ``Finish`` or ``GiveUp`` there is no more."""
+        """Return the decisions to carry out now, in order; none after ``Finish`` or ``GiveUp``."""
         if self._over:
             return []
         decisions = self._begin(now) if not self.membership.number else self._continue(now)
@@ -125,7 +132,7 @@ class Coordinator:
         return decisions
 
     def _begin(self, now: float) -> list[Decision]:
-        """Start the first membership once there are ``np`` slots."""
+        """Start the first membership once there are ``np`` slots; give up after the timeout."""
         options, slots = self._options, self._pool.available(now)
         there = sum(slots.values())
         if there < options.np:
@@ -171,9 +178,10 @@ class Coordinator:
         return found is not None and found.after >= self.membership.number
 
     def _stops(self, now: float) -> list[Decision]:
-        """Stop the processes of hosts that are left out, and newcomers whose host has gone.
+        """Stop the processes of hosts that are left out after a failure, and newcomers whose host
+        is no longer listed.
 
-        Members whose host is no longer listed leave in order.
+        Members whose host is no longer listed are not stopped: they leave at a commit.
         """
         members = set(self.membership.processes)
         stops: list[Decision] = []
@@ -185,7 +193,7 @@ class Coordinator:
         return stops
 
     def _split(self, now: float) -> tuple[list[Member], list[Member]]:
-        """Return the members that stay, and those whose slots have gone."""
+        """Return the members that stay, and the members whose slots no longer exist."""
         stayers: list[Member] = []
         leavers: list[Member] = []
         room = self._pool.available(now)
@@ -198,7 +206,7 @@ class Coordinator:
         return stayers, leavers
 
     def _live_members(self) -> list[Member]:
-        """Return the members that are running and were not asked to leave, in rank order."""
+        """Return the running members that were not stopped or removed, in rank order."""
         return [
             member
             for member in self.membership.members
@@ -206,7 +214,7 @@ class Coordinator:
         ]
 
     def _newcomers(self, now: float) -> list[Member]:
-        """Return the processes that are no members yet, on hosts that still exist."""
+        """Return the processes that are not members yet, on hosts that may still be used."""
         members = set(self.membership.processes)
         return [
             member
@@ -217,7 +225,7 @@ class Coordinator:
         ]
 
     def _starts(self, now: float) -> list[Start]:
-        """Start processes at the free slots, up to ``max_np``."""
+        """Start processes in the free slots, up to ``max_np`` in all."""
         working = [*self._split(now)[0], *self._newcomers(now)]
         slots = self._pool.available(now)
         room = (self._options.max_np or sum(slots.values())) - len(working)
@@ -246,7 +254,7 @@ class Coordinator:
     def _notice(
         self, stayers: Sequence[Member], leavers: Sequence[Member], now: float
     ) -> list[Decision]:
-        """Ask the members for a change that none of them has made necessary."""
+        """Ask the members to leave at their next commit if processes can join or slots are gone."""
         if self.finished:
             return []
         joiners = self._joiners(stayers, now)
@@ -261,7 +269,9 @@ class Coordinator:
         return [Notify(self.membership.number, change)]
 
     def _joiners(self, stayers: Sequence[Member], now: float) -> list[Member]:
-        """Return the newcomers to count in, if all that were started have arrived or it is time."""
+        """Return the newcomers that can join: none while others are still starting, for at most
+        ``TOGETHER`` seconds.
+        """
         newcomers = self._newcomers(now)
         ready = [member for member in newcomers if member.process in self._ready]
         if len(ready) < len(newcomers):
@@ -346,7 +356,7 @@ class Coordinator:
         return [Publish(self.membership)]
 
     def _conclude(self) -> list[Decision]:
-        """End the job: no member of the present membership is left that can go on.
+        """End the job, because no member of the present membership is left that can go on.
 
         Rank 0 usually writes the results, so its success decides.
         """

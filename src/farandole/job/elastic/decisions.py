@@ -10,14 +10,14 @@ from farandole.job.elastic.membership import Member, Membership
 
 
 class Start(NamedTuple):
-    """Start a process. ``placement`` is the expected one; the membership that it joins decides."""
+    """Start a process. ``placement`` is the expected one, which its first membership may change."""
 
     member: Member
     placement: Placement
 
 
 class Stop(NamedTuple):
-    """End a process that is no longer wanted, with SIGTERM."""
+    """End a process with SIGTERM: its host is no longer used, or the job is over."""
 
     process: int
 
@@ -36,7 +36,9 @@ class Notify(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Publish that membership ``number`` lost a member, so that no rank waits for it."""
+    """Publish that a member has been lost or has left membership ``number``, so that the other
+    ranks do not wait for it there.
+    """
 
     number: int
 

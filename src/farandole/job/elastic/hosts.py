@@ -1,4 +1,4 @@
-"""The hosts of an elastic job: their slots, and how long failed ones are left out. Pure."""
+"""The hosts of an elastic job: their slots, and the exclusion of hosts that failed. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-# Seconds before a failed process of the job's only host is replaced; twice as long after each
-# further process that failed before it was a member.
+# Seconds for which no process is started on a host where a process failed before it was a member,
+# or, if it is the job's only host, where a member failed. Doubled after each further process that
+# failed before it was a member, up to LONGEST.
 ONLY_HOST, LONGEST = 1.0, 60.0
 
 
 class HostPool:
-    """The available hosts.
+    """The hosts of a job, which are available unless they are left out after a failure.
 
-    ``cooldown``: the least and most seconds for which a failed host is left out; None: for ever.
-    ``jitter`` returns a random number from 0 to 1.
+    ``hosts``: slots by host. ``cooldown``: the least and most seconds for which a failed host is
+    left out; None: forever. ``jitter`` returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class HostPool:
         self._banned[host] = now + self._delay(number)
 
     def start_failed(self, host: str, now: float) -> None:
-        """Start nothing on a host for a while, because a process failed before it was a member."""
+        """Start no process on a host for a while, because one failed before it was a member."""
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
         self._rest(host, now, min(LONGEST, ONLY_HOST * 2.0 ** min(number, 30)))
@@ -61,7 +62,7 @@ class HostPool:
         return min(most, least * 2.0 ** min(number, 30) + self._jitter() * least)
 
     def slots(self, host: str, now: float) -> int:
-        """Return the slots of a host at which members may run; 0 if it is left out."""
+        """Return the number of slots in which members may run; 0 on a host that is left out."""
         return self.listed.get(host, 0) if now >= self._banned.get(host, 0.0) else 0
 
     def may_start(self, host: str, now: float) -> bool:
@@ -74,11 +75,11 @@ class HostPool:
         return {host: slots for host, slots in found.items() if slots}
 
     def possible(self) -> int:
-        """Return the slots that are available now or after a cooling-down time."""
+        """Return the number of slots that are available now or after a cooldown."""
         return sum(
             slots for host, slots in self.listed.items() if self._banned.get(host, 0.0) < math.inf
         )
 
     def left_out(self) -> list[str]:
-        """Return the listed hosts that are left out for ever."""
+        """Return the listed hosts that are left out forever."""
         return [host for host in self.listed if self._banned.get(host, 0.0) == math.inf]

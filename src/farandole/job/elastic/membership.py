@@ -16,9 +16,9 @@ from farandole.job.config import Placement
 class Member(NamedTuple):
     """A process of an elastic job.
 
-    - ``process``: Its number, counted over the whole job and never used again.
+    - ``process``: Its number, counted over the whole job and never reused.
     - ``host``: The host's name in the job.
-    - ``local_rank``: The slot of the host; it stays, because a GPU may be bound to it.
+    - ``local_rank``: Its slot on the host. It never changes, because a GPU may be bound to it.
     """
 
     process: int
@@ -27,10 +27,11 @@ class Member(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """The processes that form the job from now on, in rank order.
+    """The processes that form the job until the next membership.
 
-    - ``number``: Counts the memberships of the job from 1.
-    - ``removed``: The processes that have to leave.
+    - ``number``: The number of the membership in the job, from 1.
+    - ``members``: The processes, in rank order.
+    - ``removed``: The members of the membership before that are still running and have to leave.
     - ``port``: A free port of the driver's host, for torch.distributed's store; 0 for none.
     """
 
@@ -58,10 +59,10 @@ class Membership(NamedTuple):
 def arrange(
     stayers: Sequence[Member], joiners: Iterable[Member], first: int | None = None
 ) -> tuple[Member, ...]:
-    """Return the members in rank order: ``stayers`` in their order, then ``joiners``; all of a host
-    are together.
+    """Return the members in rank order: ``stayers`` in their order, then ``joiners``, grouped by
+    host.
 
-    ``first``: the process to become rank 0, if not the first of the stayers.
+    ``first``: the process to become rank 0; None for the first of the stayers.
     """
     everyone = [*stayers, *joiners]
     if first is not None:
@@ -73,9 +74,9 @@ def arrange(
 
 
 def placements(membership: Membership) -> list[Placement]:
-    """Return the placement of each rank.
+    """Return the placement of each rank, in rank order.
 
-    Hosts are numbered by their first rank. ``cross_rank`` counts the hosts before this one that
+    Hosts are ordered by their first rank. ``cross_rank`` counts the hosts before this one that
     have a member with the same local rank.
     """
     local_sizes: dict[str, int] = {}
@@ -106,7 +107,7 @@ def placements(membership: Membership) -> list[Placement]:
 
 
 def free_local_rank(taken: Iterable[int]) -> int:
-    """Return the lowest local rank that is not taken."""
+    """Return the lowest local rank that is not in ``taken``."""
     used = set(taken)
     return next(number for number in range(len(used) + 1) if number not in used)
 

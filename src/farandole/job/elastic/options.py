@@ -1,4 +1,4 @@
-"""The bounds and patience of an elastic job, checked once before it starts."""
+"""The options of an elastic job, checked once before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 
-# Seconds. Horovod's limits of the cooldown range.
+# Horovod's limits of the cooldown range, in seconds.
 SHORTEST_COOLDOWN, LONGEST_COOLDOWN = 1.0, 3600.0
 _NUMBER = r"(\d+(?:\.\d+)?)"
 
@@ -16,12 +16,12 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 class ElasticOptions(NamedTuple):
     """The options of an elastic job.
 
-    - ``np``: Ranks at the start.
-    - ``min_np``: The job ends if fewer slots are left for ``timeout`` seconds.
-    - ``max_np``: The most ranks; None: all slots.
+    - ``np``: The number of slots to wait for at the start.
+    - ``min_np``: The least number of ranks. The job fails with fewer for ``timeout`` seconds.
+    - ``max_np``: The greatest number of ranks; None: as many as there are slots.
     - ``timeout``: Seconds to wait for ``np`` slots at the start, and for ``min_np`` afterwards.
-    - ``reset_limit``: The most changes of membership; None: any number.
-    - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: for ever.
+    - ``reset_limit``: The greatest number of changes of membership; None: no limit.
+    - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: forever.
     """
 
     np: int
@@ -55,7 +55,7 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
 
 
 def check_options(options: ElasticOptions) -> ElasticOptions:
-    """Return ``options`` if they can be met together. Raises SettingsError otherwise."""
+    """Return ``options`` if they do not contradict each other. Raises SettingsError otherwise."""
     np, least, most = options.np, options.min_np, options.max_np
     if least < 1:
         raise SettingsError(f"min_np={least} must be >= 1: a job needs a rank (--min-np)")
@@ -93,7 +93,7 @@ def _check_cooldown(least: float, most: float) -> None:
 def parse_cooldown(text: str) -> tuple[float, float] | None:
     """Parse ``10:100`` (or ``10,100``, ``10 100``) into seconds; None for an empty text.
 
-    Raises SettingsError for another text, or numbers outside Horovod's limits.
+    Raises SettingsError for any other text, and for numbers outside Horovod's limits.
     """
     if not text.strip():
         return None

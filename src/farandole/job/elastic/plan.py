@@ -1,4 +1,4 @@
-"""The bounds of an elastic job, and the source of its hosts."""
+"""The plan of an elastic job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ElasticPlan(NamedTuple):
-    """The bounds of an elastic job, and the source of its hosts."""
+    """The options of an elastic job, and the source of its hosts."""
 
     options: ElasticOptions
     discovery: HostDiscovery

@@ -1,4 +1,4 @@
-"""The choice of a discovery by the settings of a job."""
+"""Choice of a job's discovery from its settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def discovery_of(
     settings: Settings, hosts: Mapping[str, int], source: Source = None
 ) -> HostDiscovery:
     """Return the discovery of an elastic job: ``source`` (a discovery or a function), else the one
-    that ``--host-discovery-script`` names, else the given ``hosts``, which do not change.
+    that ``--host-discovery-script`` names, else the given ``hosts`` (slots by host), which do not
+    change.
 
-    Raises SettingsError if it names Slurm outside of Slurm.
+    Raises SettingsError for ``--host-discovery-script slurm`` outside a Slurm job.
     """
     slots = settings.slots_per_host or None
     if isinstance(source, HostDiscovery):

@@ -7,25 +7,26 @@ from typing import Protocol, runtime_checkable
 
 from farandole.errors import SettingsError
 
-# Slots by host, in the order in which new hosts are appended to the job.
+# Slots by host. New hosts are appended to the job in this order.
 Hosts = dict[str, int]
 
 
 @runtime_checkable
 class HostDiscovery(Protocol):
-    """A source of hosts. The driver asks it every second, in a thread of its own."""
+    """A source of hosts. The driver calls ``find`` every second, on a thread of its own."""
 
     def describe(self) -> str:
-        """Return the source in a few words, for messages."""
+        """Return a few words that name the source, for messages."""
 
     def find(self) -> Hosts:
-        """Return the available hosts with their slots. Raises SettingsError or OSError if they
-        cannot be found at the moment.
+        """Return the available hosts with their slots.
+
+        Raises SettingsError or OSError if they cannot be found at the moment.
         """
 
 
 class FixedHosts:
-    """Hosts that do not change, such as the ones of ``--hosts``."""
+    """Hosts that do not change, such as the hosts of ``--hosts``."""
 
     def __init__(self, hosts: Mapping[str, int]) -> None:
         self._hosts = dict(hosts)
@@ -40,8 +41,8 @@ class FixedHosts:
 def parse_host(text: str, slots: int | None, source: str) -> tuple[str, int]:
     """Parse ``host``, ``host:2`` or ``[fd00::1]:2`` into host and slots.
 
-    ``slots`` is the number for a host without one. Raises SettingsError, naming ``source``, for a
-    line that is neither, or a host without a number if there is no default.
+    ``slots``: the number for a host without one; None for no default. Raises SettingsError, which
+    names ``source``, for any other text, and for a host without a number if there is no default.
     """
     name, colon, count = text.rpartition(":")
     if not colon or text.endswith("]"):

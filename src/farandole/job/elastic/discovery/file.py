@@ -13,8 +13,8 @@ _SLOTS = re.compile(r"\s+slots\s*=\s*(\d+).*")
 class FileDiscovery:
     """Hosts in a file with lines like ``host:2``, ``host slots=2``, or ``host``.
 
-    ``slots``: the number for lines without one. A file that is replaced while it is read counts as
-    unreadable for this time.
+    ``slots``: the number for lines without one; None for no default. ``find`` raises OSError if the
+    file cannot be read, such as at the moment of its replacement.
     """
 
     def __init__(self, path: str, slots: int | None = None) -> None:

@@ -11,9 +11,10 @@ Found = Mapping[str, int] | Iterable[str]
 
 
 class FunctionDiscovery:
-    """Hosts that a function returns: slots by host, or texts like ``host:2``.
+    """Hosts that a function returns: slots by host, or strings like ``host:2``.
 
-    ``slots``: the number for texts without one.
+    ``slots``: the number for strings without one; None for no default. ``find`` raises
+    SettingsError if the function fails or returns anything else.
     """
 
     def __init__(self, function: Callable[[], Found], slots: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Discovery by a program that prints hosts, as Horovod's ``--host-discovery-script``."""
+"""Discovery by a program that prints hosts, as with Horovod's ``--host-discovery-script``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ PATIENCE = 60.0  # seconds for one run of the script
 class ScriptDiscovery:
     """Hosts that a script prints, one per line: ``host`` or ``host:slots``.
 
-    ``command``: the path of an executable file, with arguments if there are any. ``slots``: the
-    number for lines without one. The MPI operator's ``/etc/mpi/discover_hosts.sh`` is such a
-    script.
+    ``command``: the path of an executable file, with its arguments, if any. ``slots``: the number
+    for lines without one; None for no default. The MPI operator's ``/etc/mpi/discover_hosts.sh``
+    is such a script. ``find`` raises SettingsError if the script fails, or runs for more than
+    ``PATIENCE`` seconds.
     """
 
     def __init__(self, command: str, slots: int | None = None) -> None:
-        # A path with blanks is one word.
+        # A path that contains blanks is one word.
         self._words = [command] if os.path.exists(command) else shlex.split(command)
         self._slots = slots
         self._command = command
@@ -66,6 +67,8 @@ class ScriptDiscovery:
 def parse_lines(text: str, slots: int | None, source: str) -> Hosts:
     """Parse lines like ``host`` or ``host:slots``. Slots of a repeated host are added up; empty
     lines and lines that begin with ``#`` are skipped.
+
+    ``slots`` and ``source``: see ``parse_host``. Raises SettingsError for any other line.
     """
     hosts: Hosts = {}
     for line in text.splitlines():

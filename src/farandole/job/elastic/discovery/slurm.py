@@ -15,8 +15,10 @@ UNUSABLE = ("DOWN", "DRAIN", "FAIL", "REBOOT", "POWERED_DOWN", "POWERING_DOWN", 
 
 
 class SlurmDiscovery:
-    """The nodes of the Slurm job ``job`` that are up, each with ``slots`` slots (or with the job's
-    tasks per node).
+    """The nodes of the Slurm job ``job`` that are up, each with ``slots`` slots.
+
+    ``job``: by default SLURM_JOB_ID in ``env``. ``slots``: by default the job's tasks per node.
+    Raises SettingsError without a job; ``find`` raises SettingsError if ``scontrol`` fails.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class SlurmDiscovery:
 
 
 def node_list(shown: str) -> str:
-    """Return the nodes in the output of ``scontrol show job``: ``n[1-3]``; empty without any."""
+    """Return the nodes in the output of ``scontrol show job``: ``n[1-3]``; empty if it has none."""
     found = re.search(r"(?:^|\s)NodeList=(\S+)", shown)
     return "" if found is None or found[1] in ("(null)", "None") else found[1]
 
@@ -56,7 +58,7 @@ def node_states(shown: str) -> dict[str, str]:
 
 
 def usable(state: str) -> bool:
-    """Return whether a node in ``state`` runs ranks. A node of unknown state does."""
+    """Return whether ranks may run on a node in ``state``; true if the state is unknown."""
     return not state.endswith("*") and not any(
         part.startswith(UNUSABLE) for part in state.rstrip("*").split("+")
     )

@@ -1,4 +1,4 @@
-"""The thread that asks a discovery every second and reports changes to the driver."""
+"""The thread that queries a discovery every second and reports changes to the driver."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from farandole.errors import SettingsError
 from farandole.job.elastic.changes import HostUpdateResult, compare
 from farandole.job.elastic.discovery.contract import HostDiscovery, Hosts
 
-PERIOD = 1.0  # seconds between two questions, as in Horovod
+PERIOD = 1.0  # seconds between two queries, as in Horovod
 
 OnChange = Callable[[Hosts, HostUpdateResult], None]
 
 
 class HostWatch:
-    """Watches a discovery from the first answer on, which ``start`` gets in the calling thread.
+    """Watches a discovery. The first query runs in ``start``, the others on the watch's own thread.
 
-    ``on_change`` gets the hosts and the kind of change, in the watch's own thread.
+    ``on_change`` is called on that thread with the hosts (slots by host) and the kind of change.
+    ``period``: seconds between two queries.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class HostWatch:
         self._thread = threading.Thread(target=self._watch, name="farandole-discovery", daemon=True)
 
     def start(self) -> Hosts:
-        """Return the first answer, and watch for changes from now on.
+        """Return the hosts of the first query, and watch for changes from now on.
 
-        Raises SettingsError if the first question fails: the source is probably wrong. Later
-        failures are logged and retried.
+        Raises SettingsError if the first query fails: the source is probably wrong. Later failures
+        are logged, and the query is repeated.
         """
         try:
             self._hosts = self._discovery.find()
@@ -45,7 +46,7 @@ class HostWatch:
         return dict(self._hosts)
 
     def look(self) -> None:
-        """Ask once, and report a change."""
+        """Query once, and report a change."""
         try:
             found = self._discovery.find()
         except (SettingsError, OSError) as error:
@@ -66,7 +67,7 @@ class HostWatch:
             self._on_change(dict(found), change)
 
     def close(self) -> None:
-        """End the thread. A running question is not awaited."""
+        """End the thread, without waiting for a query in progress."""
         self._ended.set()
 
     def _watch(self) -> None:
