@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
-    """Return the function's results by rank."""
+    """Return the function's results in the order of ``slots``, and remove them from the store.
+
+    Raises JobFailedError for a rank without a result, or with a result that cannot be unpickled.
+    """
     results = []
     for slot in slots:
         data = store.pop(keys.result(slot.rank))
@@ -52,7 +55,7 @@ def results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:
 
 
 def pack(job: Job) -> bytes:
-    """Return the pickled call, with a warning if it is large."""
+    """Return the pickled call of the job's function, and warn if it is large."""
     assert job.call is not None
     what = _what(job.call[0])
     packed = pickling.pack_call(job.call)
@@ -62,6 +65,7 @@ def pack(job: Job) -> bytes:
 
 
 def title(job: Job) -> str:
+    """Return the name of the job's program or function."""
     return (
         os.path.basename(job.command[0])
         if job.call is None
@@ -87,6 +91,11 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
+    """Return the facts about the job that its processes read from the store, as JSON.
+
+    ``slots``: the places of the ranks; empty in an elastic job. ``elsewhere``: whether ranks may
+    run on other machines.
+    """
     path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
     places = [
         [s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size]
@@ -105,15 +114,18 @@ def describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
 
 
 def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
+    """Return the variables of the job's processes: its size, the address and secret of its store,
+    the name of its launcher, its settings, and the user's own variables.
+    """
     placement, connection = (
         Placement(size=job.np),
         Connection(store=store.address, secret=secret, launcher=launcher),
     )
     adjustable = variables(Settings)
-    known = variables(Placement, Connection) | adjustable  # those are read into the settings
+    known = variables(Placement, Connection) | adjustable  # the adjustable ones are in the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
     set_by_user = {name for name in (*os.environ, *job.env) if name in adjustable}
-    # A job that a rank starts is not elastic because this one is.
+    # Otherwise a job that is started by a rank of this one would be elastic, too.
     settings = job.settings.replace(min_np=0, max_np=0, max_restarts=0, host_discovery_script="")
     own_variables = {
         **placement.to_env(),
@@ -139,7 +151,7 @@ def visible_log() -> Iterator[None]:
         if strangers or logging.getLogger().handlers:
             return
         handler = logging.StreamHandler(sys.stderr)
-        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # the line may hold a status line
+        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # the status may be on this line
         handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
         found.addHandler(handler)
         added.append(handler)
@@ -155,7 +167,7 @@ def visible_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_streams(job: Job) -> Iterator[OutputStreams]:
-    """Open the output of the ranks, and report where files are."""
+    """Open the output of the ranks, and report where its files are."""
     display = job.display
     streams = OutputStreams(
         job.np,

@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh while an elastic job runs: each gets an agent when it is needed."""
+"""Hosts of an elastic job that are reached by ssh: each gets an agent with its first process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_AGENTS = 1 << 20
 
 
 class SshPlaces:
-    """Hosts by ssh. A host whose agent was lost gets a new one with its next process."""
+    """Hosts reached by ssh. A host whose agent was lost gets a new agent with its next process."""
 
     remote = True
     name: ClassVar[str] = "ssh"

@@ -32,8 +32,10 @@ from farandole.net.interfaces import is_here
 
 
 def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
-    """Run the job and return the function's results in rank order of the last membership (none for
-    a command). Raises like ``driver.run``.
+    """Run ``job`` with the bounds and hosts of ``plan``. Return the function's results in the rank
+    order of the last membership; an empty list for a command.
+
+    Raises the errors of ``driver.run``.
     """
     check_open_files(plan.options.max_np or job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
@@ -64,10 +66,10 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
 
 
 def places_of(job: Job, hosts: Iterable[str]) -> Places:
-    """Return how processes are started: by ssh if one of ``hosts`` is another machine, or if the
-    job's launcher is ssh.
+    """Return the places where the processes of ``job`` are started: this machine, or hosts reached
+    by ssh if one of ``hosts`` is another machine or if the job's launcher is ssh.
 
-    Raises SettingsError for another launcher.
+    Raises SettingsError for any other launcher.
     """
     launcher = job.launcher if isinstance(job.launcher, str) else job.launcher.name
     if launcher not in ("auto", "local", "ssh"):

@@ -1,4 +1,4 @@
-"""The hosts of an elastic job as the driver uses them: processes are started one by one."""
+"""The hosts of an elastic job as the driver sees them: it starts processes one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from farandole.net.store import StoreServer
 
 
 class Places(Protocol):
-    """The hosts on which processes can be started while the job runs."""
+    """The hosts on which processes can be started while the job runs.
+
+    ``remote``: whether they may be other machines.
+    """
 
     remote: bool
     name: ClassVar[str]  # of the launcher
@@ -26,7 +29,10 @@ class Places(Protocol):
         """Return the job's store, listening where the hosts can reach it."""
 
     def start(self, member: Member, command: Sequence[str], env: Mapping[str, str]) -> Worker:
-        """Start ``command`` for a process. Raises SettingsError if that is impossible."""
+        """Start the process ``member`` with ``command`` and the variables ``env``, and return it.
+
+        Raises SettingsError if it cannot be started.
+        """
 
     def close(self) -> None:
         """Release everything, after the processes have ended."""
@@ -35,7 +41,7 @@ class Places(Protocol):
 class LocalPlaces:
     """This machine, under any of its names.
 
-    Each process has a reaper of its own, which ends what a failed process leaves behind.
+    Each process has a reaper of its own, which ends the processes that it leaves behind.
     """
 
     remote = False
@@ -58,5 +64,7 @@ class LocalPlaces:
 
 
 def slot_of(member: Member) -> Slot:
-    """Return the slot by which the driver knows a process: its number is in the place of a rank."""
+    """Return the slot that identifies a process for the driver: its number takes the place of a
+    rank.
+    """
     return Slot(member.process, member.host, member.local_rank, 1, 0, 1, 1)

@@ -1,5 +1,5 @@
-"""The driver's loop of an elastic job: events go to the coordinator, and its decisions are carried
-out.
+"""The driver's loop of an elastic job: it passes events to the coordinator, and carries out the
+coordinator's decisions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from farandole.net.store.ports import free_port
 
 
 class ElasticWatch(Watch):
-    """Watches processes that come and go. A process's number is in the place of a rank."""
+    """Watches processes that come and go. The number of a process takes the place of a rank."""
 
     def __init__(
         self,
@@ -50,14 +50,20 @@ class ElasticWatch(Watch):
         places: Places,
         listed: deque[dict[str, int]],
     ) -> None:
-        """``listed``: the discovery appends the available hosts whenever they have changed."""
+        """Prepare the watch of ``job``.
+
+        ``store``, ``streams``: the job's store, and the output of its processes. ``places``: the
+        hosts that start processes. ``listed``: new lists of hosts, appended by the discovery's
+        thread.
+        """
         super().__init__(job, store, streams)
         self._places = places
         self._coordinator: Coordinator
         self._command: Sequence[str] = ()
         self._by_process: dict[int, Worker] = {}
         self._listed = listed
-        # The processes that wait for a membership, from other threads.
+        # Processes that wait for a membership, appended by the store's threads: the number of the
+        # process, the number of its last membership, and its commits.
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
@@ -71,7 +77,12 @@ class ElasticWatch(Watch):
         command: Sequence[str],
         env: Mapping[str, str],
     ) -> None:
-        """Run the job to its end. Raises JobFailedError if it fails, or Interrupted."""
+        """Run the job to its end.
+
+        ``hosts``: the slots by host at the start. ``command`` and ``env``: the command and the
+        variables of every process. Raises JobFailedError if the job fails, Interrupted if a signal
+        stops the driver, and SettingsError if the first processes cannot be started.
+        """
         self._command, self._env = command, env
         fixed = isinstance(plan.discovery, FixedHosts)
         self._coordinator = Coordinator(plan.options, hosts, time.monotonic(), fixed=fixed)
@@ -114,7 +125,7 @@ class ElasticWatch(Watch):
         self._supervisor.silent(rank, time.monotonic())
 
     def _report_finished(self) -> None:
-        """Publish nothing: a rank that waits in ``init()`` waits for a membership."""
+        """Publish nothing: in ``init()`` a rank waits for a membership, not for single ranks."""
 
     def _take_arrivals(self) -> None:
         while self._listed:
@@ -125,7 +136,7 @@ class ElasticWatch(Watch):
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)
-        if event.code is None:  # a lost host reports the failure, and no exit code
+        if event.code is None:  # on a lost host, only the outcome shows the failure: its code is 0
             if event.outcome is not None and event.outcome.status != "ok":
                 self._failed.add(event.rank)
             return
@@ -135,7 +146,7 @@ class ElasticWatch(Watch):
         if not ok and process in members and process not in self._stopped:
             self._note_loss(members.index(process), event)
         self._coordinator.end(process, ok, now)
-        # What the process has left behind.
+        # End the processes that it has left behind.
         self._by_process[process].terminate()
         self._kill_at[process] = now + TERM_GRACE
 
@@ -151,7 +162,7 @@ class ElasticWatch(Watch):
         return f"{counted(len(membership.members), 'rank')}, membership {membership.number}"
 
     def _note_loss(self, rank: int, event: Event) -> None:
-        """Report the loss of a rank with its last error."""
+        """Report the loss of a rank, with its last error or its exit code."""
         words = describe(event.code) if event.code else "failed"
         found = [
             known.outcome.words
@@ -228,7 +239,7 @@ class ElasticWatch(Watch):
             self._kill_at[process] = time.monotonic() + self._job.settings.grace_seconds
 
     def _give_up(self, decision: GiveUp) -> None:
-        """Raise the error of a failed job: the failed rank, and why the others do not go on."""
+        """Raise JobFailedError, with the failed rank and the reason why the others do not go on."""
         from farandole.job.launch.explain.cause import explain
 
         signals = len(self._signals.received)
@@ -263,5 +274,5 @@ class ElasticWatch(Watch):
 
 
 def cure(decision: GiveUp) -> str:
-    """Return the cure as a sentence."""
+    """Return the cure of ``decision`` as a sentence; empty for none."""
     return f"{decision.cure}." if decision.cure else ""
