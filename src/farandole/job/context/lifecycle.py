@@ -43,10 +43,10 @@ unread_failures: list[Callable[[], list[HorovodInternalError]]] = []
 
 
 class JobEnd(NamedTuple):
-    """A job that this rank leaves without a failure.
+    """The end of a job that this rank leaves without a failure.
 
-    ``unread`` are the errors of asynchronous collectives that the program never waited for, by
-    framework.
+    ``exchanges``: the counts of exchanged data. ``unread``: the errors of asynchronous collectives
+    for which the program never waited, by framework.
     """
 
     rank: int
@@ -92,8 +92,8 @@ def _join_later(
     settings: Settings,
     process_sets: Sequence[ProcessSet],
 ) -> None:
-    """Let this process join its running job when it first has to exchange data, so that the others
-    go on until its program has prepared everything.
+    """Let this process join its running job at its first exchange of data, so that the other ranks
+    train on while its program still prepares its own.
     """
     global_process_set.ranks = list(range(placement.size))
     membership.expect(placement)
@@ -159,8 +159,8 @@ def _check_process_sets(process_sets: Any) -> None:
 def _join(
     placement: Placement, connection: Connection, settings: Settings
 ) -> tuple[Placement, Transport]:
-    """Return the placement in the next membership of an elastic job that could be formed, and its
-    transport.
+    """Return this process's placement in the next membership whose ranks could connect, and the
+    transport between them.
     """
     client = session.open_store(placement, connection)
     while True:
@@ -176,7 +176,7 @@ def _connect(placement: Placement, connection: Connection, settings: Settings) -
     has_store = connection.store or placement.size > 1
     client = session.open_store(placement, connection) if has_store else None
     session.count_session(placement, client)
-    # The driver is notified of the end of this rank even if it is the only rank.
+    # Even the only rank opens the store, through which it reports its end to the driver.
     if client is None or placement.size == 1:
         return shm.connect(0, 1, "", session.session_id())
     return wiring.connect(placement, connection, settings, client, session.session_id())
@@ -185,7 +185,7 @@ def _connect(placement: Placement, connection: Connection, settings: Settings) -
 def enter(
     placement: Placement, settings: Settings, transport: Transport, connection: Connection
 ) -> None:
-    """Begin a session with ``placement`` in the job, over ``transport``."""
+    """Begin this process's session with ``placement`` in the job, over ``transport``."""
     try:
         observers = Observers(
             placement, connection, settings, session.store(), session.session_id()
@@ -225,7 +225,7 @@ def shutdown() -> None:
     forget_all()
     if ended is None:
         return
-    # whether an exception is being handled, which may or may not be raised again
+    # Whether an exception is being handled, which the program may raise again or not.
     handles = sys.exc_info()[0] is not None
     failed = reporter.failed()
     if servers is not None:

@@ -1,4 +1,4 @@
-"""This process in the memberships of an elastic job: it waits for them, joins them, and leaves."""
+"""The memberships of an elastic job as this process sees them: waiting, joining, and leaving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.job.elastic.membership import Membership
 
-NOTICE_SECONDS = 0.05  # between two questions for changes of hosts, so that short steps stay short
+NOTICE_SECONDS = 0.05  # between two queries for changes of hosts, so that short steps stay short
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
 _AGREEMENT = "elastic.agreement"
 
@@ -34,9 +34,10 @@ class ObjectNames:
     """Names for unnamed objects of elastic programs, equal on ranks that have stayed and ranks that
     have just started.
 
-    A rank that stays keeps the objects from before ``elastic.run``'s function, which a new rank
-    creates now: these are counted over the life of the process. Objects that the function itself
-    creates are counted from each call of the function, since all ranks call it again.
+    Objects that are created before the call of ``elastic.run``'s function are counted over the life
+    of the process: a rank that stays keeps them, and a new rank creates them in the same order.
+    Objects that the function itself creates are counted from 1 in each call, since all ranks call
+    it again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ObjectNames:
         self._within: Iterator[int] | None = None
 
     def next(self) -> str:
-        """Return the name of an object that is created now."""
+        """Return the name of the object that is created now."""
         if self._within is not None:
             return f"run.{next(self._within)}"
         return f"{next(self._before)}"
@@ -62,9 +63,11 @@ class ObjectNames:
 class _Standing:
     """The state of this process in its job.
 
-    ``number`` is the last membership that it has tried to join (0: none); ``commits`` counts the
-    commits of its state; ``expected`` is the placement before it has joined;
-    ``asked`` is the time of its last question for changes.
+    - ``number``: The number of the last membership that it has tried to join; 0 for none.
+    - ``commits``: The number of commits of its state.
+    - ``expected``: The placement that its program sees before it has joined; None afterwards.
+    - ``asked``: The time of its last query for changes of hosts, in seconds.
+    - ``names``: The names for its unnamed objects.
     """
 
     def __init__(self) -> None:
@@ -79,23 +82,23 @@ _standing = _Standing()
 
 
 def is_elastic() -> bool:
-    """Return whether this process belongs to a job whose ranks come and go."""
+    """Return whether this process belongs to an elastic job."""
     return Connection.from_env().member >= 0
 
 
 def object_names() -> ObjectNames:
-    """Return the names for unnamed objects of this process."""
+    """Return the names for this process's unnamed objects."""
     return _standing.names
 
 
 def count_commit() -> None:
-    """Record that this process has saved its state."""
+    """Record that this process has committed its state once more."""
     _standing.commits += 1
 
 
 def is_member(placement: Placement, connection: Connection) -> bool:
-    """Return whether this process is or was a member of its job; false for one that has started
-    while the job runs, and has not joined it.
+    """Return whether this process is or was a member of its job: false for a process that was
+    started while the job runs and has not joined yet.
     """
     if _standing.number:
         return True
@@ -113,9 +116,10 @@ def _membership(client: StoreClient, number: int) -> Membership:
 
 
 def await_placement(client: StoreClient, connection: Connection, settings: Settings) -> Placement:
-    """Return the placement of this process in the next membership, and set its variables.
+    """Wait for the next membership, set this process's environment variables for it, and return the
+    placement.
 
-    Ends the process with exit code 0 if it has been removed from the job.
+    Raises SystemExit with code 0 if the process has been removed from the job.
     """
     # Imported here because most jobs have a fixed size.
     from farandole.job.elastic.membership import placements
@@ -133,7 +137,10 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
 
 
 def _next_membership(client: StoreClient, process: int) -> Membership:
-    """Wait for the next membership that includes this process, and return it."""
+    """Wait for the next membership that includes ``process``, and return the membership.
+
+    Raises SystemExit with code 0 if the process was a member before and is no longer.
+    """
     seen = _standing.number
     while True:
         client.get(keys.membership(seen + 1), _FOREVER)
@@ -147,7 +154,7 @@ def _next_membership(client: StoreClient, process: int) -> Membership:
 
 
 def expect(placement: Placement) -> None:
-    """Record the placement that the program sees until this process has joined its running job."""
+    """Record the placement that the program sees until this process has joined the running job."""
     _standing.expected = placement
 
 
@@ -165,9 +172,10 @@ def join() -> bool:
 
 
 def notice() -> tuple[float, int] | None:
-    """Return the time and the kind of a change of hosts (a ``HostUpdateResult``) for which the
-    ranks have to leave their membership at the next commit; None if there is none, or if the driver
-    was asked less than ``NOTICE_SECONDS`` ago.
+    """Return the change of hosts for which the ranks have to leave their membership at this commit:
+    its time (``time.time()`` of the driver) and its kind (``HostUpdateResult``).
+
+    None if there is no change, or if the last query was less than ``NOTICE_SECONDS`` ago.
     """
     client, now = session.store(), time.monotonic()
     if client is None or not session.takes_part() or now < _standing.asked + NOTICE_SECONDS:
@@ -181,10 +189,10 @@ def notice() -> tuple[float, int] | None:
 
 
 def agree(has_state: bool) -> bool:
-    """Return whether all ranks have the state of the last commit, i.e. none has to receive it.
+    """Return whether all ranks have the state of the last commit, so that none has to receive it.
 
-    ``has_state``: whether this rank has it. Afterwards all ranks count the same commits.
-    Collective.
+    ``has_state``: whether this rank has that state. Afterwards the number of commits is the same on
+    all ranks. Collective; raises HorovodInternalError if it fails.
     """
     import numpy as np
 

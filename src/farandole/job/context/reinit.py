@@ -1,4 +1,4 @@
-"""Leaving and rejoining the job in the middle of training, with the same ranks or others."""
+"""Leaving and rejoining the job in the middle of training, with the same or other ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from farandole.job.context.lifecycle import init, shutdown
 
 
 def reinitialize() -> None:
-    """Call ``shutdown()`` and ``init()`` with the registered process sets; the program's objects
-    stay valid.
+    """Call ``shutdown()`` and ``init()``, and register the process sets again; objects of the
+    program stay valid.
 
-    All ranks must call this. In an elastic job, this process gets its place in the next membership;
-    a set with a rank that no longer exists is not registered. The check for exchanged gradients
-    belongs to the job's end and is skipped here.
+    All ranks must call this. In an elastic job, this process gets its place in the next membership,
+    and a process set with a rank that no longer exists is left out with a warning. The check for
+    exchanged gradients belongs to the job's end and is skipped here.
+
+    Raises HorovodInternalError if a rank is lost meanwhile, and SystemExit with code 0 if this
+    process has been removed from the job.
     """
     counts = exchanges.exchange_counts()
     so_far = copy.copy(counts)
