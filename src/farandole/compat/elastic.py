@@ -17,8 +17,13 @@ def settings(
     reset_limit: int | None = None,
     cooldown_range: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return the settings for Horovod's options of an elastic job. Options that are None are left
-    out.
+    """Return Farandole's settings for Horovod's options of an elastic job, without the options that
+    are None.
+
+    ``min_num_proc``, ``max_num_proc``: the least and most processes. ``host_discovery_script``: a
+    program that prints the hosts. ``slots``: processes per host. ``elastic_timeout``: seconds to
+    wait for slots. ``reset_limit``: the most changes of the processes. ``cooldown_range``: the
+    least and most seconds before a failed host is used again.
 
     Raises SettingsError for values that Horovod refuses, too.
     """

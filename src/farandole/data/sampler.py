@@ -2,8 +2,8 @@
 
 The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n,
 r + 2n ..., so that batch k of n ranks with B/n samples each holds the same samples as batch k of
-one process with B. The progress of a training run is two whole numbers, the epoch and the position
-up to which samples are done, so any number of ranks can resume.
+one process with B. The progress of a training run consists of two whole numbers, the epoch and the
+position up to which samples are done, so that any number of ranks can resume.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ class DistributedSampler:
     """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as
     ``sampler=``).
 
-    ``dataset``: anything with a length, or the length itself. ``even``: handling of samples that do
-    not divide evenly among ranks:
+    ``dataset``: any object with a length, or the length itself. ``num_replicas`` and ``rank``: the
+    number of ranks and this rank; by default the job's values at the beginning of the iteration.
+    ``shuffle``: whether the order is a new permutation in each epoch, which depends on ``seed`` and
+    the epoch. ``drop_last``: the same as ``even="drop"``. ``even``: the treatment of samples that
+    do not divide evenly among the ranks, by default "pad":
 
     - ``"pad"``: some samples are taken twice, so that all ranks have equally many;
     - ``"drop"``: the last few are left out of this epoch;
     - ``"weights"``: like "pad", and ``weights()`` returns the weight of each sample, so that
       averages over ranks equal one process's averages.
 
-    Without ``num_replicas`` and ``rank`` the job's values are used, as they are when iteration
-    begins.
+    Raises SettingsError for arguments that contradict each other.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class DistributedSampler:
                 f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}"
             )
         self._told = None if rank is None or num_replicas is None else (rank, num_replicas)
-        # rank, size and session of the job for which positions were dealt
+        # Rank, size and session of the job for which the remaining samples were divided.
         self._dealt: tuple[int, int, str] | None = None
         self.epoch = 0
         self.position = 0  # samples done in the epoch's order, on all ranks together
@@ -100,7 +102,7 @@ class DistributedSampler:
     # Progress of the training.
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch. The current one, if it is half done (after
+        """Go to the beginning of another epoch. The current epoch, if it is partly done (after
         ``load_state_dict``), resumes at its position.
         """
         if epoch != self.epoch or self.position >= self.length:
@@ -109,20 +111,20 @@ class DistributedSampler:
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record batch ``batch_idx``, counted from the last ``reset``, as done on all ranks
-        (``batch_size`` each).
+        """Record batch ``batch_idx``, counted from 0 at the last ``reset``, as done on all ranks,
+        with ``batch_size`` samples each.
         """
         _, size = self._deal()
         done = self._base + min((batch_idx + 1) * batch_size, self._count()) * size
         self.position = max(self.position, min(done, self.length))
 
     def record_indices(self, indices: Sequence[int]) -> None:
-        """Record that many more samples as done, on every rank."""
+        """Record ``len(indices)`` more samples as done on every rank."""
         _, size = self._deal()
         self.position = min(self.position + len(indices) * size, self.length)
 
     def reset(self) -> None:
-        """Deal out the remaining samples among the present ranks."""
+        """Divide the remaining samples among the present ranks."""
         self._base = self.position
         self._dealt = None
 
@@ -131,8 +133,9 @@ class DistributedSampler:
         return {"epoch": self.epoch, "processed_num": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a ``state_dict()``, which may come from a job with another number of
-        ranks.
+        """Resume from a ``state_dict()``, which may come from a job with another number of ranks.
+
+        Raises SettingsError if its position is not within the dataset.
         """
         position = int(state_dict["processed_num"])
         if not 0 <= position <= self.length:
@@ -147,11 +150,13 @@ class DistributedSampler:
     # Weights.
 
     def weights(self, batch_idx: int, batch_size: int) -> Array:
-        """Return the weight of each sample of this rank's batch (float32).
+        """Return the weight of each sample of this rank's batch: float32, as many as the batch has
+        samples.
 
-        ``mean over ranks of sum(weights * values)`` is the mean of ``values`` over the batch of all
-        ranks, each sample once. Use a loss per sample (``reduction="none"``), and Average. Without
-        padding all weights are 1/batch size.
+        ``batch_idx``: the batch, counted from 0 at the last ``reset``. ``batch_size``: the samples
+        per rank. The average over ranks of ``sum(weights * values)`` is the mean of ``values`` over
+        the batch of all ranks, each sample once: use a loss per sample (``reduction="none"``), and
+        Average. Without padding all weights are 1 / batch size.
         """
         rank, size = self._deal()
         steps = np.arange(
@@ -176,8 +181,8 @@ class DistributedSampler:
         return left // size if self.even == "drop" else -(-left // size)
 
     def _deal(self) -> tuple[int, int]:
-        """Return rank and size. If they have changed, or ``init()`` was called again, the remaining
-        samples are dealt out again.
+        """Return rank and size. If they have changed, or ``init()`` was called again, divide the
+        remaining samples again.
         """
         world = self._told or (context.rank(), context.size())
         # After a reset, the program iterates from the beginning, even with the same number of
@@ -193,7 +198,8 @@ class ElasticSampler(DistributedSampler):
     """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks
     join or leave.
 
-    Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch.
+    Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch. ``dataset``,
+    ``shuffle``, ``seed`` and ``even``: see ``DistributedSampler``.
     """
 
     def __init__(
@@ -208,8 +214,10 @@ class ElasticSampler(DistributedSampler):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record one more batch as done on all ranks (``batch_size`` each). ``batch_idx`` is
-        ignored, because programs count it from the epoch's beginning or from where they resumed.
+        """Record one more batch as done on all ranks, with ``batch_size`` samples each.
+
+        ``batch_idx`` is ignored, because some programs count batches from the beginning of the
+        epoch, and others from the point where they resumed.
         """
         _, size = self._deal()
         self.position = min(self.position + batch_size * size, self.length)
@@ -240,6 +248,6 @@ class ElasticSampler(DistributedSampler):
     @property
     def total_size(self) -> int:
         """The number of samples that all ranks together take until the epoch ends, including
-        repeated ones.
+        repetitions.
         """
         return len(self) * self.num_replicas

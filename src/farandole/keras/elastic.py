@@ -30,9 +30,10 @@ __all__ = [
 class KerasState(ObjectState):
     """The state of a model, its optimizers and plain values (``epoch=0, batch=0``).
 
-    Its optimizers are the compiled one and any that the model holds for a custom ``train_step``.
-    ``optimizer``: another one, which the model does not hold. Nothing is sent before ``sync()``.
-    Raises ValueError if the model is not built.
+    ``model``: a built model, with its compiled optimizer and any optimizer that it holds for a
+    custom ``train_step``. ``optimizer``: a further optimizer, which the model does not hold.
+    ``backend``: ignored; Horovod's argument. ``kwargs``: the plain values, as attributes. Nothing
+    is sent before ``sync()``. Raises ValueError if the model is not built.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class KerasState(ObjectState):
 
 
 def _made_since(optimizer: Any, saved: Collection[int]) -> list[tuple[Any, Array]]:
-    """Return the variables of optimizers that were built after the last save, with their initial
+    """Return the variables that ``optimizer`` has created since the last save, with their initial
     values.
 
-    ``saved``: ids of the saved variables.
+    ``saved``: the ids of the saved variables.
     """
     if all(id(variable) in saved for variable in optimizer.variables):
         return []

@@ -28,7 +28,8 @@ class TensorFlowState(ObjectState):
     """The state of variables, and of plain values as attributes (``epoch=0, batch=0``).
 
     ``variables``: by default the global variables of the graph. ``session``: the session of v1
-    variables; by default the default session. Nothing is sent before ``sync()``.
+    variables; by default the default session. ``kwargs``: the plain values. Nothing is sent before
+    ``sync()``. Raises ValueError in a graph without a session.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class TensorFlowState(ObjectState):
 def TensorFlowKerasState(
     model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
 ) -> Any:
-    """Return the state of a model, its optimizer and plain values: see
-    ``farandole.keras.elastic.KerasState``.
+    """Return the state of a model, its optimizers and plain values. Arguments are the same as in
+    ``farandole.keras.elastic.KerasState``, for a model of Keras 3 or Keras 2.
 
     Raises ValueError if the model is not built.
     """

@@ -1,4 +1,4 @@
-"""The loop of elastic programs: synchronise the state, train, and start again when ranks have
+"""The loop of elastic programs: synchronize the state, train, and start again when ranks have
 changed.
 
 In a job of a fixed size, ``run`` starts again only when the program itself reports that hosts have
@@ -34,18 +34,20 @@ FIXED = (
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate ``train(state, ...)`` so that it starts from rank 0's state on all ranks.
+    """Decorate a training function so that it starts from rank 0's state on all ranks, and starts
+    again when ranks are lost or added.
 
-    ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is
-    called. Returns the result of the function.
+    ``func``: the function ``train(state, ...)``. ``state`` is a ``TorchState``, ``KerasState`` or
+    another ``State``. Returns the decorated function, which returns the result of ``func``.
 
-    In an elastic job (``min_np``), a lost rank raises HorovodInternalError on the others: they
-    restore the last commit, form the job again without it, in the same processes, and continue.
-    HostsUpdatedInterrupt, raised by ``state.commit()`` when hosts come or go, does the same without
-    restoring. Then the state's reset callbacks run.
+    In an elastic job (``min_np``), the loss of a rank raises HorovodInternalError on the other
+    ranks. They restore the last commit, form the job again without the lost rank, in the same
+    processes, and call ``func`` again. When hosts come or go, ``state.commit()`` raises
+    HostsUpdatedInterrupt, which has the same effect, but nothing is restored. Before ``func`` is
+    called again, the state's reset callbacks run.
 
-    In a job of a fixed size, HorovodInternalError ends the job, and HostsUpdatedInterrupt (the
-    program called ``state.on_hosts_updated``) initialises the same ranks again.
+    In a job of a fixed size, HorovodInternalError ends the job, and HostsUpdatedInterrupt (after a
+    call of ``state.on_hosts_updated`` by the program) initializes the same ranks again.
     """
 
     @functools.wraps(func)
@@ -60,8 +62,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """Decorate like ``run``, with a custom ``reset``. It is also called, after ``state.restore()``,
-    when a collective has failed with HorovodInternalError.
+    """Decorate ``func`` like ``run``, with the program's own function for the restart of the ranks.
+
+    ``reset`` is called without arguments after HostsUpdatedInterrupt, and, after
+    ``state.restore()``, after HorovodInternalError, also in a job of a fixed size.
     """
 
     @functools.wraps(func)
@@ -81,10 +85,10 @@ def _loop(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call ``func`` again after each error in ``survived``.
+    """Call ``func``, and again after each error in ``survived``.
 
-    In an elastic job, all ranks synchronize the state, or none does: a rank that could do without
-    would otherwise leave the others waiting.
+    In an elastic job, either all ranks synchronize the state or none does: a rank that skipped the
+    synchronization alone would leave the others waiting.
     """
     skip_sync = False
     is_reset = context.join()
@@ -112,8 +116,8 @@ def _loop(
 
 
 def _is_lost(error: Exception) -> bool:
-    """Return whether a collective has failed. Compiled functions of TensorFlow and JAX raise such
-    an error as one of their own classes.
+    """Return whether ``error`` shows that a collective has failed. Compiled functions of TensorFlow
+    and JAX raise such an error as one of their own classes.
     """
     return isinstance(error, HorovodInternalError) or (
         not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)
@@ -121,7 +125,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _warn_of_own(error: Exception) -> None:
-    """Log an error that no other rank's loss has caused: it may come again after the restart."""
+    """Log an error that was not caused by the loss of another rank: it may occur again."""
     of_others = isinstance(error, (PeerLostError, ShutDownError))
     if isinstance(error, HorovodInternalError) and not of_others:
         logger.warning(
@@ -130,7 +134,7 @@ def _warn_of_own(error: Exception) -> None:
 
 
 def _reset(reset: Callable[[], object]) -> None:
-    """Call ``reset``, in an elastic job again while ranks are lost meanwhile."""
+    """Call ``reset``; in an elastic job, again after each loss of a rank during the call."""
     while True:
         try:
             reset()

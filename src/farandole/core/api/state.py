@@ -1,4 +1,4 @@
-"""The state of an elastic job: values that are saved, restored after a failure, and synchronised
+"""The state of an elastic job: values that are saved, restored after a failure, and synchronized
 between ranks.
 """
 
@@ -16,7 +16,11 @@ from farandole.job.elastic.changes import HostUpdateResult
 
 
 class State:
-    """The common part of all states: commits, and notifications of added and removed hosts."""
+    """The common part of all states: commits, and notifications of added and removed hosts.
+
+    ``bcast_object``: a function that returns rank 0's object on all ranks. ``get_rank``: a function
+    that returns this process's rank.
+    """
 
     def __init__(
         self,
@@ -29,13 +33,13 @@ class State:
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Register functions to call when the ranks have changed, for example to adapt the learning
-        rate.
+        """Register functions to call without arguments when the ranks have changed, for example to
+        adapt the learning rate.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Reset the state after the ranks have changed and were initialised again."""
+        """Adapt to changed ranks: drop notifications, and call ``reset`` and the callbacks."""
         while not self._messages.empty():
             self._messages.get()
         self.reset()
@@ -44,19 +48,26 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Record that hosts were added or removed; ``check_host_updates`` notifies all ranks.
-        Thread-safe.
+
+        ``timestamp``: the time of the change, in seconds; a change that is not newer than the last
+        one has no effect. ``update_res``: its kind, a ``HostUpdateResult``. Thread-safe.
         """
         self._messages.put((timestamp, int(update_res)))
 
     def commit(self) -> None:
-        """Save, and check whether hosts were added or removed."""
+        """Save the values in memory, and check whether hosts were added or removed.
+
+        Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
+        lost meanwhile.
+        """
         self.save()
         context.count_commit()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified of a change.
-        Collective.
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified of a change of hosts.
+
+        Collective. Raises HorovodInternalError if a rank is lost meanwhile.
         """
         last, changes = self._last_update, 0
         if context.is_elastic() and self._rank() == 0 and (notice := context.notice()):
@@ -83,14 +94,15 @@ class State:
         raise NotImplementedError("a State must define sync()")
 
     def reset(self) -> None:
-        """Adapt to changed ranks. Subclasses may override this."""
+        """Adapt the values to changed ranks. Subclasses may override this method."""
 
 
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
-    An attribute is the object given by the program, until it is replaced with a copy by
-    ``restore()``, or by ``sync()`` on a rank other than 0.
+    ``bcast_object``, ``get_rank``: see ``State``. ``kwargs``: the values, which pickle must be able
+    to send. An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank
+    other than 0, replaces the object with a copy.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ __all__ = [
 
 
 class KerasState(ObjectState):
-    """The state of a Keras 2 model, its optimizers and plain values: see
-    ``farandole.keras.elastic.KerasState``.
+    """The state of a Keras 2 model, its optimizers and plain values. Arguments and errors are the
+    same as in ``farandole.keras.elastic.KerasState``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class KerasState(ObjectState):
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model, self.optimizer = model, optimizer or model.optimizer
-        if self.optimizer is not None:  # variables made in its first step would not be restored
+        if self.optimizer is not None:  # variables created in its first step would not be restored
             make_slots(self.optimizer, model.trainable_variables)
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._save_variables()
@@ -110,8 +110,8 @@ class KerasState(ObjectState):
 def _made_since(
     optimizer: Any, variables: Sequence[Any], saved: Collection[Any]
 ) -> list[tuple[Any, Any]]:
-    """Return the slots that an optimizer has made for ``variables`` since the last save, with their
-    initial values.
+    """Return the slots that ``optimizer`` has created for ``variables`` since the last save, with
+    their initial values.
 
     ``saved``: the ``ref()`` of the saved variables.
     """
