@@ -1,8 +1,8 @@
 """An elastic job whose ranks are killed at random: ``python -m benchmarks.elastic.chaos --faults
 1000``.
 
-Checks that no committed step is lost or made twice, that the job ends by itself with the expected
-state, and that no process is left. Measures the time from a kill to the next step.
+Checks that no committed step is lost or applied twice, that the job ends by itself with the
+expected state, and that no process is left. Measures the time from a kill to the next step.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def total(state):
 
 
 class Line(NamedTuple):
-    """An event of a rank: ``begin``, ``commit`` or ``end:<total>``, with its time and step."""
+    """An event of a rank: ``begin``, ``commit`` or ``end:<total>``, with its time (seconds,
+    monotonic) and step.
+    """
 
     what: str
     time: float
@@ -99,10 +101,11 @@ class Line(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a trial. ``faults`` are sentences; none for a perfect one.
+    """The result of a trial.
 
-    - ``seconds``: From each kill to the next step.
-    - ``joins``: The longest pause between two steps of a rank while no rank was killed.
+    - ``seconds``: The times from each kill to the next step, in seconds.
+    - ``joins``: The pauses of rank 0 between two steps while ranks joined, in seconds.
+    - ``faults``: A sentence for each fault; none for a perfect trial.
     """
 
     kills: int
@@ -116,8 +119,11 @@ class Outcome(NamedTuple):
 def trial(
     kills: int, framework: str, ranks: int, interval: float, seed: int, pause: float = 0.02
 ) -> Outcome:
-    """Run a job of ``ranks`` ranks, kill one about every ``interval`` seconds, and return the
-    outcome.
+    """Run a job of ``ranks`` ranks, kill a rank about every ``interval`` seconds, ``kills`` times,
+    and return the outcome.
+
+    ``framework``: a name in ``FRAMEWORKS``. ``seed``: for the random choice of ranks and times.
+    ``pause``: seconds of each step.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -158,7 +164,7 @@ def trial(
 
 
 def _pids(folder: Path) -> dict[int, int]:
-    """Return the pids of the processes that are running, by number."""
+    """Return the pids of the running processes, by process number."""
     found = {}
     for path in folder.glob("pid.*"):
         with contextlib.suppress(ValueError, OSError):
@@ -170,7 +176,7 @@ def _pids(folder: Path) -> dict[int, int]:
 
 
 def _members(folder: Path) -> list[int]:
-    """Return the members of the last membership that has made a step."""
+    """Return the processes that have logged the last committed step."""
     with contextlib.suppress(OSError):
         lines = parsed((folder / "log").read_text()[-4000:].partition("\n")[2])
         commits = [line for line in lines if line.what == "commit"]
@@ -183,7 +189,7 @@ def _members(folder: Path) -> list[int]:
 def _disturb(
     folder: Path, job: subprocess.Popen[bytes], kills: int, interval: float, chance: random.Random
 ) -> list[float]:
-    """Kill a member about every ``interval`` seconds, never the last one; return the times."""
+    """Kill a member about every ``interval`` seconds, never the last one. Return the times."""
     times: list[float] = []
     due = time.monotonic() + 2 * interval
     patience = time.monotonic() + 120.0
@@ -204,7 +210,7 @@ def _disturb(
 
 
 def parsed(text: str) -> list[Line]:
-    """Return the complete lines of a log, by time."""
+    """Return the complete lines of a log, in the order of their times."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -214,7 +220,7 @@ def parsed(text: str) -> list[Line]:
 
 
 def faults_of(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield what is wrong with a log: lost commits, or a final state with a wrong sum."""
+    """Yield a sentence for each fault in a log: a lost commit, or a wrong sum in a final state."""
     committed = 0
     for line in lines:
         if line.what == "commit":
@@ -255,7 +261,7 @@ def pauses(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
 
 
 def _left(folder: Path) -> list[str]:
-    """Return which processes are still running."""
+    """Return a sentence for each process that is still running after 5 s."""
     deadline = time.monotonic() + 5.0
     while (left := _pids(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -263,7 +269,7 @@ def _left(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run one trial and print its outcome; return 1 if anything is wrong."""
+    """Run one trial and print its outcome. Return 1 if it has faults, 0 otherwise."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.elastic.chaos")
     options.add_argument("--faults", type=int, default=20)
     options.add_argument("--framework", choices=FRAMEWORKS, default="numpy")
