@@ -100,9 +100,10 @@ class State:
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
-    ``bcast_object``, ``get_rank``: see ``State``. ``kwargs``: the values, which pickle must be able
-    to send. An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank
-    other than 0, replaces the object with a copy.
+    ``bcast_object``, ``get_rank``: see ``State``. ``kwargs``: the values, which must be picklable.
+
+    An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank other than
+    0, replaces the object with a copy.
     """
 
     def __init__(

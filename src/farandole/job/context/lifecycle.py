@@ -93,7 +93,7 @@ def _join_later(
     process_sets: Sequence[ProcessSet],
 ) -> None:
     """Let this process join its running job at its first exchange of data, so that the other ranks
-    train on while its program still prepares its own.
+    train on while its program is still preparing.
     """
     global_process_set.ranks = list(range(placement.size))
     membership.expect(placement)
