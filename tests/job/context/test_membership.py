@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farandole.job.context import membership, session
 from farandole.job.context.membership import ObjectNames
 
 
@@ -15,3 +21,19 @@ def test_new_ranks_name_their_objects_like_ranks_that_stay() -> None:
     with stayed.within(), started.within():
         assert [stayed.next(), stayed.next()] == [started.next(), started.next()]
     assert stayed.next() == started.next() == "3"
+
+
+@pytest.mark.parametrize(("most", "expected"), [(7, 7), (0, 1)])
+def test_commits_are_adopted_when_the_state_has_arrived(
+    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(entries: Any) -> None:
+        entries[0].buffer.data[:] = [1, most]
+
+    joined = SimpleNamespace(engine=SimpleNamespace(run=run))
+    monkeypatch.setattr(session, "current", lambda: joined)
+    monkeypatch.setattr(membership, "_standing", membership._Standing())
+    assert membership.agree(False) is False
+    assert membership._standing.commits == 0
+    membership.count_sync()
+    assert membership._standing.commits == expected

@@ -239,6 +239,61 @@ class TestLosses:
         made.step()
         assert made.ranks == (2, 1)
 
+    def test_a_rank_without_the_state_cannot_go_on_alone(self) -> None:
+        made = self.joined()
+        made.end(0)
+        made.step()
+        made.wait(1, commits=0)
+        end = made.step()[-1]
+        assert isinstance(end, GiveUp)
+        assert mentions(end.reason, "100")
+        assert mentions(end.cure, "checkpoint")
+
+    def test_a_rank_that_has_received_the_state_goes_on(self) -> None:
+        made = self.joined()
+        made.end(0)
+        made.step()
+        made.wait(1, commits=100)
+        made.step()
+        assert made.ranks == (1,)
+
+    def test_an_older_commit_of_a_survivor_is_enough(self) -> None:
+        made = job(least=1, a=3)
+        made.end(2)
+        made.step()
+        made.wait(0, commits=100)
+        made.wait(1, commits=99)  # interrupted in the commit of the others
+        made.step()
+        made.end(0)
+        made.step()
+        made.wait(1, commits=99)
+        made.step()
+        assert made.ranks == (1,)
+
+    def test_a_rank_without_a_host_hands_over_its_state(self) -> None:
+        made = self.joined()
+        made.coordinator.list_hosts({"b": 1})
+        made.wait(0, commits=100)
+        made.wait(1, commits=0)
+        made.step()
+        assert made.ranks == (0, 1)
+        assert made.step() == [Notify(3, HostUpdateResult.removed)]
+        made.wait(0, 1, commits=100)
+        made.step()
+        assert made.ranks == (1,)
+
+    def joined(self) -> Job:
+        """Return a job of a rank with 100 commits, and a rank that receives the state now."""
+        made = job(least=1, np=1, a=1)
+        made.coordinator.list_hosts({"a": 1, "b": 1})
+        made.step()
+        made.wait(1, after=0)
+        made.step()
+        made.wait(0, commits=100)
+        made.step()
+        assert made.ranks == (0, 1)
+        return made
+
     def test_members_that_lost_their_wire_meet_again(self) -> None:
         made = job(a=3)
         made.wait(1)
@@ -427,6 +482,7 @@ FAULTS = st.one_of(
     st.tuples(st.just("kill"), st.integers(0, 7)),
     st.tuples(st.just("part"), st.integers(0, 7)),
     st.tuples(st.just("late"), st.integers(0, 7)),
+    st.tuples(st.just("sync"), st.integers(0, 7)),
     st.tuples(st.just("hosts"), st.integers(0, 7)),
     st.tuples(st.just("time"), st.integers(1, 20)),
     st.tuples(st.just("train"), st.just(0)),
@@ -443,6 +499,7 @@ class World(Job):
         self.joined: dict[int, int] = {}  # by process, the last membership that it has joined
         self.steps = 0
         self.asked = False
+        self.dies = -1  # the rank that dies in the next synchronization
         self.failed = ""
 
     def settle(self) -> None:
@@ -472,6 +529,9 @@ class World(Job):
     def form(self) -> None:
         """Let the members of a new membership synchronize, unless one of them is dead."""
         assert len(set(self.ranks)) == len(self.ranks)
+        if self.dies >= 0:
+            self.end(self.ranks[self.dies % len(self.ranks)])
+            self.dies = -1
         if set(self.ranks) <= self.alive:
             held = self.saved.get(self.ranks[0], 0)
             assert held == self.steps, "a committed step was lost"
@@ -505,6 +565,8 @@ def test_any_history_ends_with_one_membership(faults: list[tuple[str, int]]) -> 
         elif kind == "late" and chosen in world.ranks and len(world.ranks) > 2:
             world.train(slow=chosen)
             world.end(world.ranks[number % len(world.ranks)])
+        elif kind == "sync":
+            world.dies = number
         elif kind == "hosts":
             listed = {"a": number & 1, "b": number & 2, "c": number & 4}
             world.coordinator.list_hosts({host: 2 for host, there in listed.items() if there})

@@ -101,6 +101,7 @@ def _loop(
                 skip_sync = context.agree(skip_sync)
             if not skip_sync:
                 state.sync()
+                context.count_sync()
             with context.object_names().within():
                 return func(state, *args, **kwargs)
         except Exception as error:

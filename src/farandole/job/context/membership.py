@@ -64,7 +64,9 @@ class _Standing:
     """The state of this process in its job.
 
     - ``number``: The number of the last membership that it has tried to join; 0 for none.
-    - ``commits``: The number of commits of its state.
+    - ``commits``: The number of commits of its state; 0 before its first commit or completed
+      synchronization.
+    - ``agreed``: The number of commits of the state that it receives in a synchronization.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
     - ``asked``: The time of its last query for changes of hosts, in seconds.
     - ``names``: The names for its unnamed objects.
@@ -73,6 +75,7 @@ class _Standing:
     def __init__(self) -> None:
         self.number = 0
         self.commits = 0
+        self.agreed = 0
         self.expected: Placement | None = None
         self.asked = 0.0
         self.names = ObjectNames()
@@ -94,6 +97,14 @@ def object_names() -> ObjectNames:
 def count_commit() -> None:
     """Record that this process has committed its state once more."""
     _standing.commits += 1
+
+
+def count_sync() -> None:
+    """Record that this process has received the state of the training, or has sent it as rank 0.
+
+    A process that is interrupted before that reports its own commits, perhaps none.
+    """
+    _standing.commits = max(_standing.agreed, 1)
 
 
 def is_member(placement: Placement, connection: Connection) -> bool:
@@ -191,8 +202,9 @@ def notice() -> tuple[float, int] | None:
 def agree(has_state: bool) -> bool:
     """Return whether all ranks have the state of the last commit, so that none has to receive it.
 
-    ``has_state``: whether this rank has that state. Afterwards the number of commits is the same on
-    all ranks. Collective; raises HorovodInternalError if it fails.
+    ``has_state``: whether this rank has that state. If it returns False, the ranks synchronize the
+    state and call ``count_sync``; afterwards the number of commits is the same on all ranks.
+    Collective; raises HorovodInternalError if it fails.
     """
     import numpy as np
 
@@ -200,5 +212,5 @@ def agree(has_state: bool) -> bool:
     values: Any = np.array([not has_state, _standing.commits], np.int64)
     request = Request(_AGREEMENT, Kind.ALLREDUCE, DType.INT64, values.shape, ReduceOp.MAX)
     whole.run([Entry(request, Buffer(values, values, DType.INT64))])
-    _standing.commits = int(values[1])
+    _standing.agreed = int(values[1])
     return not values[0]

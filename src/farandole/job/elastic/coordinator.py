@@ -7,7 +7,8 @@ Horovod's, with three exceptions:
 - Survivors that are fewer than ``min_np`` wait for new processes, and enter the next membership
   together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
 - On a job's only host, a failed process is replaced, and the others stay.
-- Rank 0 is the survivor with the most commits, so that no completed commit is lost.
+- Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that
+  have joined and not yet received the state cannot go on alone: the job fails.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ FRUITLESS = 5
 class _Ready(NamedTuple):
     """A process that waits for the membership after number ``after``, since the time ``since``.
 
-    ``commits``: the number of commits of its state.
+    ``commits``: the number of commits of its state; 0 for the initial state, 1 for a synchronized
+    state without a commit.
     """
 
     after: int
@@ -89,6 +91,7 @@ class Coordinator:
         self._notified = False
         self._fruitless = 0
         self._commits = 0
+        self._held = 0  # commits that every rank with the state of the training has made
         self._short_since = now
         self._over = False
 
@@ -116,7 +119,8 @@ class Coordinator:
         """Record that a process waits for a membership.
 
         ``after``: the number of the last membership that it tried to join; 0 for none.
-        ``commits``: the number of commits of its state.
+        ``commits``: the number of commits of its state; 0 if it has neither committed nor completed
+        a synchronization.
         """
         if process in self._alive:
             self._ready[process] = _Ready(after, commits, now)
@@ -201,9 +205,18 @@ class Coordinator:
             left = room.get(member.host, 0)
             room[member.host] = left - 1
             (stayers if left > 0 else leavers).append(member)
-        if not stayers and any(each.process in self._ready for each in self._newcomers(now)):
-            return leavers[:1], leavers[1:]  # one stays to hand over the state
+        waiting = stayers or [each for each in self._newcomers(now) if each.process in self._ready]
+        heir = next((each for each in leavers if not self._lacks_state(each)), None)
+        if heir and waiting and all(map(self._lacks_state, stayers)):  # it hands over the state
+            kept = [heir, *stayers][: self._options.max_np]
+            return kept, [each for each in [*stayers, *leavers] if each not in kept]
         return stayers, leavers
+
+    def _lacks_state(self, member: Member) -> bool:
+        """Return whether a member has left the present membership without the state of the job,
+        because it was interrupted before it had received the state.
+        """
+        return self._has_left(member) and self._ready[member.process].commits < self._held
 
     def _live_members(self) -> list[Member]:
         """Return the running members that were not stopped or removed, in rank order."""
@@ -294,6 +307,11 @@ class Coordinator:
             return self._await_more(len(stayers) + len(joiners), now)
         commits = {each.process: self._ready[each.process].commits for each in stayers}
         most = max(commits.values())
+        if most < self._held:
+            return self._conclude()
+        self._held = min(
+            (each for each in commits.values() if each >= max(self._held, 1)), default=0
+        )
         if most > self._commits:
             self._fruitless = 0
         elif not self._notified:
@@ -371,7 +389,8 @@ class Coordinator:
         return [
             *stops,
             GiveUp(
-                "no rank is left that has the state of the training",
+                "no rank is left that has the state of the training"
+                + (f" (commit {self._held})" if self._held else ""),
                 "Start the job again from a checkpoint",
             ),
         ]
