@@ -68,6 +68,7 @@ class ElasticWatch(Watch):
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
         self._failed: set[int] = set()  # processes that have reported a failure
+        self._published = 0  # the number of the last published membership
         self._over = False
 
     def run(
@@ -212,7 +213,7 @@ class ElasticWatch(Watch):
         try:
             worker = self._places.start(member, self._command, env)
         except SettingsError as error:
-            if self._coordinator.membership.number <= 1:
+            if not self._published:
                 raise
             logger.warning("no process could be started on %s: %s", member.host, error)
             self._coordinator.end(member.process, False, time.monotonic())
@@ -225,8 +226,10 @@ class ElasticWatch(Watch):
 
     def _publish(self, membership: Membership) -> None:
         with_port = membership._replace(port=free_port())
-        self._store.set(keys.membership(membership.number), with_port.to_bytes())
+        # First, because the membership wakes processes that read the number.
         self._store.set(keys.NOW, b"%d" % membership.number)
+        self._store.set(keys.membership(membership.number), with_port.to_bytes())
+        self._published = membership.number
         if membership.number > 1:
             size = counted(len(membership.members), "rank")
             self._note_change(f"membership {membership.number}: {size}")
