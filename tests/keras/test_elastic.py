@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farandole.errors import HorovodInternalError
 from tests.keras.backends import QUICK, on
 from tests.keras.test_training import equal
 from tests.run_job import job
@@ -160,6 +161,22 @@ def test_a_state_of_keras_2_has_the_learning_rate(old: bool) -> None:
         found = [float(model.optimizer.learning_rate)]
         model.optimizer.learning_rate = 3.0
         state.restore()
+        found.append(float(model.optimizer.learning_rate))
+        _interrupt_sync(state, model.optimizer, 4.0 + rank)
         return [*found, float(model.optimizer.learning_rate)]
 
-    assert job(2, body) == [[0.5, 0.5]] * 2
+    assert job(2, body) == [[0.5, 0.5, 4.0], [0.5, 0.5, 5.0]]
+
+
+def _interrupt_sync(state: Any, optimizer: Any, rate: float) -> None:
+    """Lose rank 0 in a synchronization after the commit of a learning rate, and restore."""
+
+    def lose() -> None:
+        raise HorovodInternalError("rank 0 was lost")
+
+    optimizer.learning_rate = rate
+    state.save()
+    state._receive = lose
+    with pytest.raises(HorovodInternalError):
+        state.sync()
+    state.restore()

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from farandole.errors import HostsUpdatedInterrupt
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tests.kits.messages import mentioning
 from tests.run_job import job
 
@@ -152,3 +152,27 @@ def test_a_state_of_a_keras_model() -> None:
         assert state.batch == 0
 
     job(2, body)
+
+
+def test_interrupted_syncs_do_not_mix_two_commits() -> None:
+    def body(rank: int) -> Any:
+        def lose() -> None:
+            raise HorovodInternalError("rank 0 was lost")
+
+        model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+        variable = tf.Variable(float(rank))
+        model.layers[0].kernel.assign([[float(rank)]])
+        states = [
+            hvd.elastic.TensorFlowState(variables=[variable], epoch=rank),
+            hvd.elastic.TensorFlowKerasState(model, epoch=rank),
+        ]
+        for state in states:
+            state._receive = lose
+            with pytest.raises(HorovodInternalError):
+                state.sync()
+        received = float(variable), float(model.layers[0].kernel[0, 0])
+        for state in states:
+            state.restore()
+        return received, float(variable), float(model.layers[0].kernel[0, 0]), states[0].epoch
+
+    assert job(2, body) == [((0.0, 0.0), 0.0, 0.0, 0), ((0.0, 0.0), 1.0, 1.0, 1)]

@@ -320,3 +320,43 @@ def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyP
     state.scheduler.last = 9
     state.restore()
     assert state.scheduler.last == 3
+
+
+def test_an_interrupted_sync_does_not_mix_two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from farandole.torch import elastic_state as of_torch
+
+    def receive_weights(state: Any, root_rank: int) -> None:
+        for tensor in state.values():
+            tensor.fill_(2.0)
+
+    def lose(*args: Any, **kwargs: Any) -> None:
+        raise HorovodInternalError("rank 0 was lost")
+
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(model.weight, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = of_torch.TorchState(model=model, optimizer=optimizer, epoch=1)
+    monkeypatch.setattr(of_torch, "broadcast_parameters", receive_weights)
+    monkeypatch.setattr(of_torch, "broadcast_optimizer_state", lose)
+    with pytest.raises(HorovodInternalError):
+        state.sync()
+    state.restore()
+    assert (model.weight.item(), optimizer.param_groups[0]["lr"], state.epoch) == (1.0, 0.5, 1)
+
+
+def test_a_handler_for_horovod_synchronizes_its_own_way() -> None:
+    from farandole.torch import elastic_state as of_torch
+
+    class Doubling(of_torch.ModelStateHandler):
+        def sync(self) -> None:
+            with torch.no_grad():
+                self.value.weight.mul_(2.0)
+            self.save()
+
+    model = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(model.weight, 1.0)
+    state = of_torch.TorchState(model=model, bcast=None)
+    state._handlers["model"] = Doubling(model)
+    state._bcast_object, state._rank = (lambda values: values), (lambda: 0)
+    state.sync()
+    assert model.weight.item() == 2.0

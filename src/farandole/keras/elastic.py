@@ -68,8 +68,9 @@ class KerasState(ObjectState):
         others = [each for each in self._optimizers() if id(each) not in sent]
         build_alike(self.model, others, WORLD)
         broadcast_variables([variable for each in others for variable in each.variables], 0)
+        received = self._receive()
         self._save_model()
-        super().sync()
+        self._adopt(received)
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)

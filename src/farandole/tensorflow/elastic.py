@@ -59,8 +59,9 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         if self.variables:
             self._load(broadcast_arrays(self._values_of(), names_of(self.variables)))
-            self._save_variables()
-        super().sync()
+        received = self._receive()
+        self._save_variables()
+        self._adopt(received)
 
     def _save_variables(self) -> None:
         self._copies = [np.array(value) for value in self._values_of()]

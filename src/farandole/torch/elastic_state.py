@@ -19,7 +19,7 @@ from farandole.torch.state import broadcast_optimizer_state, broadcast_parameter
 class StateHandler:
     """Saves, restores and synchronizes one attribute of a ``TorchState``. It handles any object
     with ``state_dict`` and ``load_state_dict``; a subclass defines how rank 0's state reaches the
-    other ranks.
+    other ranks: ``receive``.
     """
 
     def __init__(self, value: Any) -> None:
@@ -34,9 +34,13 @@ class StateHandler:
         """Return to the last saved state."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def receive(self) -> None:
+        """Load rank 0's state without saving it. Collective."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+
     def sync(self) -> None:
         """Load rank 0's state and save it. Collective."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+        self.receive()
         self.save()
 
     def reset(self) -> None:
@@ -57,9 +61,8 @@ class ModelStateHandler(StateHandler):
     def reset(self) -> None:
         """Keep the weights: they do not depend on the ranks."""
 
-    def sync(self) -> None:
+    def receive(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
 class OptimizerStateHandler(StateHandler):
@@ -75,9 +78,8 @@ class OptimizerStateHandler(StateHandler):
     def reset(self) -> None:
         """Keep the state of the optimizer: it does not depend on the ranks."""
 
-    def sync(self) -> None:
+    def receive(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
 class SamplerStateHandler(StateHandler):
@@ -149,9 +151,16 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
-        super().sync()
+        handlers = self._handlers.values()
+        for handler in handlers:
+            if type(handler).sync is StateHandler.sync:
+                handler.receive()
+            else:  # a handler for Horovod, which also saves
+                handler.sync()
+        received = self._receive()
+        for handler in handlers:
+            handler.save()
+        self._adopt(received)
 
     def reset(self) -> None:
         for handler in self._handlers.values():

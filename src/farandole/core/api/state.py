@@ -90,7 +90,11 @@ class State:
         raise NotImplementedError("a State must define restore()")
 
     def sync(self) -> None:
-        """Adopt all values from rank 0, and save them. Collective."""
+        """Adopt all values from rank 0, and save them. Collective.
+
+        Raises HorovodInternalError if a rank is lost meanwhile. Then nothing may be saved yet, so
+        that ``restore`` does not mix two commits: receive all values first.
+        """
         raise NotImplementedError("a State must define sync()")
 
     def reset(self) -> None:
@@ -126,13 +130,19 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        if self._saved:
-            values = self._values()
-            received = self._bcast_object(values)
-            if self._rank() == 0:  # the program may hold its own references to these objects
-                self._saved = values
-                return
-            self._saved = received
+        self._adopt(self._receive())
+
+    def _receive(self) -> dict[str, Any]:
+        """Return rank 0's values, without a change of this rank's. Collective."""
+        values = self._values()
+        received: dict[str, Any] = self._bcast_object(values) if values else {}
+        # On rank 0 the program may hold its own references to these objects.
+        return values if self._rank() == 0 else received
+
+    def _adopt(self, received: dict[str, Any]) -> None:
+        """Save the values that ``_receive`` has returned, and use them from now on."""
+        self._saved = received
+        if self._rank() != 0:
             ObjectState.restore(self)
 
     def _values(self) -> dict[str, Any]:

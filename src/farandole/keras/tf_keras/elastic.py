@@ -76,8 +76,9 @@ class KerasState(ObjectState):
         if context.size() > 1 and share(self.model._flatten_layers(include_self=False), 0, WORLD):
             make_functions(self.model)
         broadcast_variables(self._variables(), 0)
+        received = self._receive()
         self._save_variables()
-        super().sync()
+        self._adopt(received)
 
     def _save_variables(self) -> None:
         self._copies = [
