@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.job.elastic.changes import HostUpdateResult
-from farandole.job.elastic.coordinator import FRUITLESS, TOGETHER, Coordinator
+from farandole.job.elastic.coordinator import FRUITLESS, LEAVE, TOGETHER, Coordinator
 from farandole.job.elastic.decisions import (
     Break,
     Decision,
@@ -388,6 +388,57 @@ class TestChangesOfHosts:
         assert made.step(3600.0) == []
         made.coordinator.list_hosts({"a": 2, "b": 2})
         assert made.step() == []
+
+    def test_members_train_on_while_no_host_is_listed(self) -> None:
+        made = job(np=2, a=2)
+        made.coordinator.list_hosts({"a": 2, "b": 1})
+        made.step()
+        made.wait(2, after=0)
+        assert made.step() == [Notify(1, HostUpdateResult.added)]
+        made.coordinator.list_hosts({})
+        made.step()
+        assert made.step(3600.0) == []
+        made.leave()
+        assert made.step() == []
+        assert made.step(599.0) == []
+        assert [type(each) for each in made.step(1.0)] == [GiveUp]
+
+    def test_a_wait_for_hosts_begins_again(self) -> None:
+        made = job(a=1, b=1)
+        made.wait(0)
+        made.coordinator.list_hosts({"a": 1})
+        assert made.step() == [Break(1)]
+        made.coordinator.list_hosts({"a": 1, "b": 1})
+        assert made.step(500.0) == []
+        made.coordinator.list_hosts({"a": 1})
+        assert made.step() == []
+        assert made.step(599.0) == []
+        assert [type(each) for each in made.step(1.0)] == [GiveUp]
+
+    def test_a_slot_is_free_when_its_process_has_ended(self) -> None:
+        made = job(least=1, a=2, b=1)
+        made.coordinator.list_hosts({"b": 1})
+        made.step()
+        made.leave()
+        made.step()
+        assert made.membership.removed == (0, 1)
+        made.coordinator.list_hosts({"a": 2, "b": 1})
+        assert made.step() == []
+        made.end(0, ok=True)
+        (start,) = made.step()
+        assert isinstance(start, Start)
+        assert (start.member.host, start.member.local_rank) == ("a", 0)
+
+    def test_a_removed_process_that_does_not_end_is_stopped(self) -> None:
+        made = job(a=2, b=2)
+        made.coordinator.list_hosts({"b": 2})
+        made.step()
+        made.leave()
+        made.step()
+        made.end(0, ok=True)
+        assert made.step(LEAVE - 1.0) == []
+        assert made.step(1.0) == [Stop(1)]
+        assert made.step(LEAVE) == []
 
     def test_a_newcomer_fails(self) -> None:
         made = job(np=2, a=2)

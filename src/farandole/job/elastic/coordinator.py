@@ -13,6 +13,7 @@ Horovod's, with three exceptions:
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -42,6 +43,8 @@ from farandole.job.elastic.options import ElasticOptions
 
 # Seconds for which processes that are ready to join wait for others that are still starting.
 TOGETHER = 10.0
+# Seconds in which a removed process may end by itself, before it gets SIGTERM.
+LEAVE = 60.0
 # Memberships lost in a row without a commit in between, after which the job ends: the program is at
 # fault.
 FRUITLESS = 5
@@ -83,7 +86,8 @@ class Coordinator:
         self._fixed = fixed
         self._pool = HostPool(hosts, options.cooldown, jitter)
         self._alive: dict[int, Member] = {}
-        self._leaving: set[int] = set()  # processes that were removed or stopped
+        # Processes that were removed or stopped, with the time at which they have to be stopped.
+        self._leaving: dict[int, float] = {}
         self._ready: dict[int, _Ready] = {}
         self._started = 0
         self._resets = 0
@@ -92,7 +96,8 @@ class Coordinator:
         self._fruitless = 0
         self._commits = 0
         self._held = 0  # commits that every rank with the state of the training has made
-        self._short_since = now
+        self._short_since = now  # the begin of a wait for slots or ranks; -1: there is no wait
+        self._is_short = False
         self._over = False
 
     # ---- events ----
@@ -131,7 +136,13 @@ class Coordinator:
         """Return the decisions to carry out now, in order; none after ``Finish`` or ``GiveUp``."""
         if self._over:
             return []
-        decisions = self._begin(now) if not self.membership.number else self._continue(now)
+        if not self.membership.number:
+            decisions = self._begin(now)
+        else:
+            self._is_short = False
+            decisions = self._continue(now)
+            if not self._is_short:
+                self._short_since = -1.0
         self._over = any(isinstance(each, Finish | GiveUp) for each in decisions)
         return decisions
 
@@ -166,9 +177,10 @@ class Coordinator:
             decisions.append(Break(self.membership.number))
         if not changed and not self._notified:
             return decisions + self._notice(stayers, leavers, now)
-        if not all(self._has_left(member) for member in stayers):
+        # Without stayers, the hosts of the other members may be listed again.
+        if not all(self._has_left(member) for member in stayers or self._live_members()):
             return decisions
-        if not stayers and self._live_members():  # their hosts may be listed again
+        if not stayers and self._live_members():
             return decisions + self._await_more(0, now)
         return decisions + self._next(stayers, now)
 
@@ -182,17 +194,19 @@ class Coordinator:
         return found is not None and found.after >= self.membership.number
 
     def _stops(self, now: float) -> list[Decision]:
-        """Stop the processes of hosts that are left out after a failure, and newcomers whose host
-        is no longer listed.
+        """Stop the processes of hosts that are left out after a failure, newcomers whose host is no
+        longer listed, and removed processes that do not end.
 
         Members whose host is no longer listed are not stopped: they leave at a commit.
         """
         members = set(self.membership.processes)
-        stops: list[Decision] = []
+        late = [each for each, when in self._leaving.items() if now >= when and each in self._alive]
+        stops: list[Decision] = [Stop(process) for process in late]
+        self._leaving |= dict.fromkeys(late, math.inf)
         for process, member in self._alive.items():
             listed = member.host in self._pool.listed or process not in members
             if process not in self._leaving and listed and not self._pool.slots(member.host, now):
-                self._leaving.add(process)
+                self._leaving[process] = math.inf
                 stops.append(Stop(process))
         return stops
 
@@ -238,11 +252,15 @@ class Coordinator:
         ]
 
     def _starts(self, now: float) -> list[Start]:
-        """Start processes in the free slots, up to ``max_np`` in all."""
+        """Start processes in the free slots, up to ``max_np`` in all.
+
+        A process that was removed or stopped keeps its slot until it has ended.
+        """
         working = [*self._split(now)[0], *self._newcomers(now)]
         slots = self._pool.available(now)
         room = (self._options.max_np or sum(slots.values())) - len(working)
-        counts, new = dict(count_by_host(working)), list[Member]()
+        ending = [self._alive[process] for process in self._leaving if process in self._alive]
+        counts, new = dict(count_by_host([*working, *ending])), list[Member]()
         taken: dict[str, set[int]] = {}
         for member in self._alive.values():
             taken.setdefault(member.host, set()).add(member.local_rank)
@@ -339,6 +357,7 @@ class Coordinator:
 
     def _await_more(self, there: int, now: float) -> list[Decision]:
         least, timeout = self._options.min_np, self._options.timeout
+        self._is_short = True
         if self._short_since < 0:
             self._short_since = now
         if self._fixed and self._pool.possible() < least:
@@ -368,7 +387,7 @@ class Coordinator:
             for process in self.membership.processes
             if process in self._alive and process not in kept
         )
-        self._leaving |= set(removed)
+        self._leaving |= dict.fromkeys(removed, now + LEAVE)
         self.membership = Membership(self.membership.number + 1, members, removed)
         self.lost, self._broken, self._notified, self._short_since = set(), False, False, -1.0
         return [Publish(self.membership)]
@@ -379,7 +398,7 @@ class Coordinator:
         Rank 0 usually writes the results, so its success decides.
         """
         running = [process for process in self._alive if process not in self._leaving]
-        self._leaving |= set(running)
+        self._leaving |= dict.fromkeys(running, math.inf)
         stops: list[Decision] = [Stop(process) for process in running]
         members = self.membership.processes
         if members[0] in self.finished:
