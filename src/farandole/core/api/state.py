@@ -29,7 +29,8 @@ class State:
     ) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
-        self._last_update = 0.0
+        self._last_update = 0.0  # the time of a change that the program has reported
+        self._last_notice = 0  # the number of the membership with the driver's last notice
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
@@ -69,16 +70,19 @@ class State:
 
         Collective. Raises HorovodInternalError if a rank is lost meanwhile.
         """
-        last, changes = self._last_update, 0
-        if context.is_elastic() and self._rank() == 0 and (notice := context.notice()):
-            self._messages.put(notice)
+        last, number, changes = self._last_update, self._last_notice, 0
+        # A notice has a number and no time, because the driver's clock may be set back.
+        notice = context.notice() if context.is_elastic() and self._rank() == 0 else None
+        if notice is not None and notice[0] > number:
+            number, changes = notice
         while not self._messages.empty():
             timestamp, change = self._messages.get()
             if timestamp > last:
                 last, changes = timestamp, changes | change
-        before, last, changes = self._bcast_object((self._last_update, last, changes))
-        self._last_update = last
-        if last > before:
+        is_new = (last, number) != (self._last_update, self._last_notice)
+        is_new, last, number, changes = self._bcast_object((is_new, last, number, changes))
+        self._last_update, self._last_notice = last, number
+        if is_new:
             raise HostsUpdatedInterrupt(skip_sync=changes == HostUpdateResult.removed)
 
     def save(self) -> None:

@@ -182,9 +182,9 @@ def join() -> bool:
     return expected is not None and (expected.rank, expected.size) != (place.rank, place.size)
 
 
-def notice() -> tuple[float, int] | None:
+def notice() -> tuple[int, int] | None:
     """Return the change of hosts for which the ranks have to leave their membership at this commit:
-    its time (``time.time()`` of the driver) and its kind (``HostUpdateResult``).
+    the number of the membership, and the kind of the change (``HostUpdateResult``).
 
     None if there is no change, or if the last query was less than ``NOTICE_SECONDS`` ago.
     """
@@ -192,11 +192,9 @@ def notice() -> tuple[float, int] | None:
     if client is None or not session.takes_part() or now < _standing.asked + NOTICE_SECONDS:
         return None
     _standing.asked = now
-    data = client.try_get(keys.notice(session.placement().generation))
-    if data is None:
-        return None
-    when, change = json.loads(data)
-    return float(when), int(change)
+    number = session.placement().generation
+    data = client.try_get(keys.notice(number))
+    return None if data is None else (number, int(data))
 
 
 def agree(has_state: bool) -> bool:

@@ -84,7 +84,7 @@ def broken(number: int) -> str:
 
 def notice(number: int) -> str:
     """Return the key set by the driver when the ranks of a membership have to leave it at their
-    next commit: the change of hosts and its time, JSON.
+    next commit: the kind of the change of hosts, a number.
     """
     return f"membership/{number}/notice"
 

@@ -194,8 +194,7 @@ class ElasticWatch(Watch):
         elif isinstance(decision, Publish):
             self._publish(decision.membership)
         elif isinstance(decision, Notify):
-            facts = json.dumps([time.time(), int(decision.change)])
-            self._store.set(keys.notice(decision.number), facts.encode())
+            self._store.set(keys.notice(decision.number), b"%d" % decision.change)
         elif isinstance(decision, Break):
             self._store.set(keys.broken(decision.number), b"")
         elif isinstance(decision, Stop):
