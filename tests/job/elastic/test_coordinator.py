@@ -17,6 +17,7 @@ from farandole.job.elastic.decisions import (
     Finish,
     GiveUp,
     Notify,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -239,6 +240,33 @@ class TestLosses:
         made.step()
         assert made.ranks == (2, 1)
 
+    @pytest.mark.parametrize("patience", [100.0, 0.0])
+    def test_a_member_that_hangs_is_reported_and_ended(self, patience: float) -> None:
+        options = ElasticOptions(np=4, min_np=1, timeout=600.0, patience=patience)
+        made, seconds = Job(options, {"a": 2, "b": 2}), patience or 600.0
+        made.step()
+        made.end(3)
+        made.step()
+        made.step(1000.0)
+        made.wait(0)
+        assert made.step(59.0) == []
+        assert made.step(1.0) == [Overdue((1,), 60.0, failed=False)]
+        assert made.step(seconds - 61.0) == []
+        assert made.step(1.0) == [Overdue((1,), seconds, failed=True), Stop(1)]
+        assert made.coordinator.lost == {1, 3}
+
+    def test_the_others_go_on_without_a_member_that_hangs(self) -> None:
+        made = job(least=1, a=1, b=1, c=1)
+        made.coordinator.list_hosts({"a": 1, "b": 1, "c": 1, "d": 1})
+        made.step()
+        made.wait(3, after=0)
+        assert made.step() == [Notify(1, HostUpdateResult.added)]
+        made.wait(0, 2)
+        made.step(60.0)
+        made.step(540.0)
+        made.step()
+        assert made.ranks == (0, 2, 3)
+
     def test_a_rank_without_the_state_cannot_go_on_alone(self) -> None:
         made = self.joined()
         made.end(0)
@@ -409,7 +437,7 @@ class TestChangesOfHosts:
         made.coordinator.list_hosts({"a": 1})
         assert made.step() == [Break(1)]
         made.coordinator.list_hosts({"a": 1, "b": 1})
-        assert made.step(500.0) == []
+        assert [type(each) for each in made.step(500.0)] == [Overdue]
         made.coordinator.list_hosts({"a": 1})
         assert made.step() == []
         assert made.step(599.0) == []

@@ -26,6 +26,7 @@ from farandole.job.elastic.decisions import (
     Finish,
     GiveUp,
     Notify,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -93,6 +94,7 @@ class Coordinator:
         self._resets = 0
         self._broken = False  # whether the present membership has lost a member
         self._notified = False
+        self._warned = False  # whether members that others await have been reported
         self._fruitless = 0
         self._commits = 0
         self._held = 0  # commits that every rank with the state of the training has made
@@ -178,8 +180,9 @@ class Coordinator:
         if not changed and not self._notified:
             return decisions + self._notice(stayers, leavers, now)
         # Without stayers, the hosts of the other members may be listed again.
-        if not all(self._has_left(member) for member in stayers or self._live_members()):
-            return decisions
+        awaited = stayers or self._live_members()
+        if not all(self._has_left(member) for member in awaited):
+            return decisions + self._overdue(awaited, now)
         if not stayers and self._live_members():
             return decisions + self._await_more(0, now)
         return decisions + self._next(stayers, now)
@@ -315,6 +318,26 @@ class Coordinator:
         most = self._options.max_np
         return list(ready if most is None else ready[: max(0, most - len(stayers))])
 
+    def _overdue(self, awaited: Sequence[Member], now: float) -> list[Decision]:
+        """Report the members in ``awaited`` that have not left although others wait. After the
+        patience they count as failed and are stopped: a process may hang without an end.
+        """
+        options = self._options
+        waits = [self._ready[each.process].since for each in awaited if self._has_left(each)]
+        seconds = now - min(waits, default=now)
+        absent = [each for each in awaited if not self._has_left(each)]
+        processes = tuple(each.process for each in absent)
+        if waits and seconds >= (options.patience or options.timeout):
+            for process, host, _ in absent:
+                self._leaving[process] = math.inf
+                self.lost.add(process)
+                self._pool.member_failed(host, now)
+            return [Overdue(processes, seconds, failed=True), *map(Stop, processes)]
+        if waits and options.warning and seconds >= options.warning and not self._warned:
+            self._warned = True
+            return [Overdue(processes, seconds, failed=False)]
+        return []
+
     def _next(self, stayers: Sequence[Member], now: float) -> list[Decision]:
         """Publish the next membership, or wait for more processes."""
         if not stayers:
@@ -389,7 +412,8 @@ class Coordinator:
         )
         self._leaving |= dict.fromkeys(removed, now + LEAVE)
         self.membership = Membership(self.membership.number + 1, members, removed)
-        self.lost, self._broken, self._notified, self._short_since = set(), False, False, -1.0
+        self.lost, self._broken, self._notified, self._warned = set(), False, False, False
+        self._short_since = -1.0
         return [Publish(self.membership)]
 
     def _conclude(self) -> list[Decision]:

@@ -43,6 +43,17 @@ class Break(NamedTuple):
     number: int
 
 
+class Overdue(NamedTuple):
+    """Report members that others have awaited for ``seconds`` since they left the membership.
+
+    ``failed``: whether the members count as failed from now on.
+    """
+
+    processes: tuple[int, ...]
+    seconds: float
+    failed: bool
+
+
 class Finish(NamedTuple):
     """The job has ended successfully."""
 
@@ -54,4 +65,4 @@ class GiveUp(NamedTuple):
     cure: str = ""
 
 
-Decision = Start | Stop | Publish | Notify | Break | Finish | GiveUp
+Decision = Start | Stop | Publish | Notify | Break | Overdue | Finish | GiveUp

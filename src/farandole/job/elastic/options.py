@@ -22,6 +22,9 @@ class ElasticOptions(NamedTuple):
     - ``timeout``: Seconds to wait for ``np`` slots at the start, and for ``min_np`` afterwards.
     - ``reset_limit``: The greatest number of changes of membership; None: no limit.
     - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: forever.
+    - ``warning``: Seconds for which ranks that have left a membership wait for another until it is
+      reported; 0: it is not.
+    - ``patience``: Seconds after which it counts as failed and is ended; 0: ``timeout``.
     """
 
     np: int
@@ -30,6 +33,8 @@ class ElasticOptions(NamedTuple):
     timeout: float = 600.0
     reset_limit: int | None = None
     cooldown: tuple[float, float] | None = None
+    warning: float = 60.0
+    patience: float = 0.0
 
 
 def options_of(np: int | None, settings: Settings) -> ElasticOptions:
@@ -43,6 +48,7 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
         raise SettingsError(
             "an elastic job needs the number of processes to start with: give -np, or --min-np"
         )
+    watches = not settings.stall_check_disable
     options = ElasticOptions(
         np=start,
         min_np=settings.min_np or start,
@@ -50,6 +56,8 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
         timeout=settings.elastic_timeout,
         reset_limit=settings.reset_limit or None,
         cooldown=parse_cooldown(settings.cooldown_range),
+        warning=settings.stall_warning_seconds if watches else 0.0,
+        patience=settings.stall_shutdown_seconds if watches else 0.0,
     )
     return check_options(options)
 

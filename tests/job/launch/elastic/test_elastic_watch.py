@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from farandole.errors import SettingsError
+from farandole.errors import JobFailedError, SettingsError
 from farandole.job.config import Settings
 from farandole.job.elastic.discovery import FunctionDiscovery
 from farandole.job.elastic.membership import Member
@@ -55,6 +55,9 @@ class Simulated:
 
     kill = terminate
 
+    def finish(self) -> None:
+        self.code = 0
+
 
 class Store(StoreServer):
     """A store that notes the number of the present membership whenever a membership is set."""
@@ -62,11 +65,14 @@ class Store(StoreServer):
     def __init__(self) -> None:
         super().__init__(new_secret())
         self.numbers: dict[str, Value | None] = {}
+        self.on_change: Callable[[], None] = lambda: None  # called after the second membership
 
     def set(self, key: str, value: Value) -> None:
         if key in (keys.membership(1), keys.membership(2)):
             self.numbers[key] = self.wait(keys.NOW, 0.0)
         super().set(key, value)
+        if key == keys.membership(2):
+            self.on_change()
 
 
 class Simulation:
@@ -156,3 +162,28 @@ def test_a_woken_rank_finds_the_new_number(simulate: Callable[..., Simulation]) 
     job = simulate(react)
     job.run(TWO._replace(np=1), {"localhost": 1})
     assert job.store.numbers == {keys.membership(1): b"1"}
+
+
+def test_a_rank_that_hangs_is_named_and_ended(simulate: Callable[..., Simulation]) -> None:
+    def react(job: Simulation, member: Member) -> None:
+        job.listed.append({"localhost": 1, "other": 1, "third": 1})
+        if member.host == "third":
+            job.store.on_change = job.workers[0].finish
+            job.store.receive("ready/0", b"[1, 0]")
+
+    job = simulate(react)
+    job.run(TWO._replace(warning=0.01, patience=0.05), {"localhost": 1, "other": 1})
+    assert [worker.code for worker in job.workers[:2]] == [0, -15]
+    assert mentions(
+        [job.said], "rank 1 on other", "sleeping", "--stall-check-shutdown-time-seconds"
+    )
+
+
+def test_a_failed_job_names_the_rank_that_hung(simulate: Callable[..., Simulation]) -> None:
+    def react(job: Simulation, member: Member) -> None:
+        if member.process == 1:
+            job.store.receive("ready/0", b"[1, 0]")
+
+    options = ElasticOptions(np=2, min_np=2, timeout=0.05)
+    with pytest.raises(JobFailedError, match=mentioning("rank 1 on other", "2")):
+        simulate(react).run(options, {"localhost": 1, "other": 1})

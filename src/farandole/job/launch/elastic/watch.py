@@ -19,6 +19,7 @@ from farandole.job.elastic.decisions import (
     Finish,
     GiveUp,
     Notify,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -68,6 +69,7 @@ class ElasticWatch(Watch):
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
         self._failed: set[int] = set()  # processes that have reported a failure
+        self._overdue = ""  # the report on a rank that was ended because it hung
         self._published = 0  # the number of the last published membership
         self._over = False
 
@@ -173,6 +175,25 @@ class ElasticWatch(Watch):
         host = self._by_process[event.rank].slot.host
         self._note_change(f"rank {rank} on {host} {found[-1] if found else words}")
 
+    def _note_overdue(self, overdue: Overdue) -> None:
+        """Report the ranks that others await, with their activities."""
+        membership = self._coordinator.membership
+        activities = self._activities([self._by_process[each] for each in overdue.processes])
+        for process, activity in activities.items():
+            rank = membership.processes.index(process)
+            text = (
+                f"rank {rank} on {membership.members[rank].host} has not left membership"
+                f" {membership.number}, and others have waited for it for {overdue.seconds:.0f} s:"
+                f"\n{activity}."
+            )
+            if overdue.failed:
+                self._overdue = text
+                text += (
+                    "\nIt is ended as failed. Allow it more time with"
+                    " --stall-check-shutdown-time-seconds."
+                )
+            self._note_change(text)
+
     def _note_change(self, text: str) -> None:
         if not self._job.display.quiet:
             self._job.display.note(text)
@@ -197,6 +218,8 @@ class ElasticWatch(Watch):
             self._store.set(keys.notice(decision.number), b"%d" % decision.change)
         elif isinstance(decision, Break):
             self._store.set(keys.broken(decision.number), b"")
+        elif isinstance(decision, Overdue):
+            self._note_overdue(decision)
         elif isinstance(decision, Stop):
             self._stop(decision.process)
         elif isinstance(decision, Finish):
@@ -253,7 +276,7 @@ class ElasticWatch(Watch):
         events = [
             event._replace(rank=ranks[event.rank])
             for event in self._supervisor.events
-            if event.rank in ranks and event.rank in lost
+            if event.rank in ranks and event.rank in lost - self._stopped
         ]
         tails = self._streams.tails().items()
         hosts = [member.host for member in members]
@@ -263,7 +286,7 @@ class ElasticWatch(Watch):
             filter(None, (f"The elastic job cannot go on: {decision.reason}.", cure(decision)))
         )
         if verdict is None:
-            raise JobFailedError(end)
+            raise JobFailedError("\n".join(filter(None, (self._overdue, end))))
         self._end_workers()
         raise JobFailedError(
             f"{verdict.message}\n{end}",
