@@ -187,3 +187,16 @@ def test_a_failed_job_names_the_rank_that_hung(simulate: Callable[..., Simulatio
     options = ElasticOptions(np=2, min_np=2, timeout=0.05)
     with pytest.raises(JobFailedError, match=mentioning("rank 1 on other", "2")):
         simulate(react).run(options, {"localhost": 1, "other": 1})
+
+
+def test_ranks_that_go_on_after_the_end_are_named(simulate: Callable[..., Simulation]) -> None:
+    def react(job: Simulation, member: Member) -> None:
+        job.listed.append({"localhost": 1, "other": 1, "third": 1})
+        if member.host == "third":
+            job.workers[0].finish()
+
+    job = simulate(react, stall_warning_seconds=0.05, stall_shutdown_seconds=0.2)
+    with pytest.raises(JobFailedError, match=mentioning("rank 1", "rank 0", "sleeping")) as caught:
+        job.run(TWO, {"localhost": 1, "other": 1})
+    assert (caught.value.rank, caught.value.host) == (1, "other")
+    assert mentions(job.said, "rank 0", "rank 1")

@@ -34,6 +34,7 @@ from farandole.job.launch.explain.exit_codes import describe
 from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams
 from farandole.job.launch.supervise import DRAIN
+from farandole.job.launch.tail import JobTail
 from farandole.job.launch.watch import TERM_GRACE, TICK, Watch
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
@@ -94,6 +95,7 @@ class ElasticWatch(Watch):
             for decision in self._coordinator.decide(time.monotonic()):
                 self._carry_out(decision)
             self._kill_late()
+            self._watch_tail()
             self._doing = self._describe()
             self._step(TICK)
         self._pump_until(self._is_tidy, time.monotonic() + TERM_GRACE, len(self._signals.received))
@@ -159,6 +161,38 @@ class ElasticWatch(Watch):
             del self._kill_at[process]
             if self._by_process[process].alive():
                 self._by_process[process].kill()
+
+    def _watch_tail(self) -> None:
+        """Report members that go on long after others have finished. Raises JobFailedError if they
+        have to be ended.
+        """
+        coordinator, now = self._coordinator, time.monotonic()
+        if not coordinator.finished:
+            return
+        members = coordinator.membership.members
+        codes = {
+            rank: int(member.process in coordinator.lost)
+            for rank, member in enumerate(members)
+            if member.process in coordinator.finished or member.process in coordinator.lost
+        }
+        seconds, is_over = self._tail.look(codes, now), self._tail.is_over(codes, now)
+        if not (seconds or is_over):
+            return
+        running = {members[rank].process: rank for rank in self._tail.running(codes)}
+        found = self._activities([self._by_process[process] for process in running])
+        activities = {running[process]: activity for process, activity in found.items()}
+        hosts = [member.host for member in members]
+        if not is_over:
+            self._note_change(self._tail.describe(codes, seconds, hosts, activities))
+            return
+        verdict = self._tail.verdict(codes, hosts, activities)
+        self._end_workers()
+        raise JobFailedError(
+            verdict.message,
+            rank=verdict.rank,
+            host=hosts[verdict.rank],
+            exit_code=verdict.exit_code,
+        )
 
     def _describe(self) -> str:
         membership = self._coordinator.membership
@@ -252,6 +286,7 @@ class ElasticWatch(Watch):
         self._store.set(keys.NOW, b"%d" % membership.number)
         self._store.set(keys.membership(membership.number), with_port.to_bytes())
         self._published = membership.number
+        self._tail = JobTail(len(membership.members), self._job.settings)
         if membership.number > 1:
             size = counted(len(membership.members), "rank")
             self._note_change(f"membership {membership.number}: {size}")
