@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -216,8 +217,44 @@ def test_a_watch_reports_changes_and_survives_failures(
     assert mentions(warned, "the prepared answers", "lost 1")
 
 
+def test_a_watch_survives_any_error(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    seen: list[Hosts] = []
+    answers = Answers({"a": 1}, KeyError("pool"), {"b": 2})
+    watch = HostWatch(answers, lambda hosts, change: seen.append(hosts), 0.001)
+    watch.start()
+    with caplog.at_level(logging.WARNING, "farandole"):
+        assert answers.asked.wait(30)
+        watch.close()
+        watch._thread.join(30)
+    assert seen == [{"b": 2}]
+    assert mentions([record.getMessage() for record in caplog.records], "KeyError", "pool")
+
+
+def test_the_end_of_a_watch_ends_its_script(script: Callable[[str], str], tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    path = script(f"[ -e '{tmp_path}/later' ] && sleep 1000 >'{fifo}'\necho a:1")
+    watch = HostWatch(ScriptDiscovery(path), lambda hosts, change: None, 0.001)
+    assert watch.start() == {"a": 1}
+    (tmp_path / "later").touch()
+    with fifo.open() as reader:  # waits until the script runs
+        watch.close()
+        assert reader.read() == ""  # the last process that could write has ended
+    watch._thread.join(30)
+    assert not watch._thread.is_alive()
+
+
+def test_a_closed_watch_ignores_errors_of_close() -> None:
+    class Closing(Answers):
+        def close(self, reason: str) -> None: ...
+
+    watch = HostWatch(Closing({"a": 1}), lambda hosts, change: None)
+    watch.start()
+    watch.close()
+
+
 def test_the_first_failure_of_a_discovery_is_fatal() -> None:
-    for error in (SettingsError("lost"), OSError("lost")):
+    for error in (SettingsError("lost"), OSError("lost"), KeyError("lost")):
         with pytest.raises(SettingsError, match="lost"):
             HostWatch(Answers(error), lambda hosts, change: None).start()
 

@@ -21,8 +21,16 @@ class HostDiscovery(Protocol):
     def find(self) -> Hosts:
         """Return the available hosts with their slots.
 
-        Raises SettingsError or OSError if they cannot be found at the moment.
+        Raises an error, such as SettingsError or OSError, if they cannot be found at the moment.
         """
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A discovery that has to be closed at the end of the job."""
+
+    def close(self) -> None:
+        """End a query in progress. Called on another thread than ``find``, once, at the end."""
 
 
 class FixedHosts:

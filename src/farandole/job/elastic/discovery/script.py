@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from farandole.errors import SettingsError
 from farandole.job.elastic.discovery.contract import Hosts, parse_host
+
+if TYPE_CHECKING:
+    import subprocess
 
 PATIENCE = 60.0  # seconds for one run of the script
 
@@ -25,6 +33,16 @@ class ScriptDiscovery:
         self._words = [command] if os.path.exists(command) else shlex.split(command)
         self._slots = slots
         self._command = command
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """End the script and the programs that it has started, and refuse further runs."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                _kill_group(self._process.pid)
 
     def describe(self) -> str:
         return f"the script {self._command}"
@@ -39,14 +57,7 @@ class ScriptDiscovery:
         if words and os.path.dirname(words[0]) == "" and os.path.isfile(words[0]):
             words = [os.path.join(".", words[0]), *words[1:]]  # as with horovodrun
         try:
-            done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-            )
+            code, out, err = self._communicate(words)
         except PermissionError as error:
             raise SettingsError(
                 f"the host discovery script {self._command!r} cannot be executed ({error}). Run:"
@@ -56,12 +67,45 @@ class ScriptDiscovery:
             raise SettingsError(
                 f"the host discovery script {self._command!r} failed: {error}"
             ) from None
-        if done.returncode:
+        if code:
             raise SettingsError(
-                f"the host discovery script {self._command!r} ended with exit code"
-                f" {done.returncode}: {done.stderr.strip()[-500:] or 'it printed no error'}"
+                f"the host discovery script {self._command!r} ended with exit code {code}:"
+                f" {err.strip()[-500:] or 'it printed no error'}"
             )
-        return done.stdout
+        return out
+
+    def _communicate(self, words: Sequence[str]) -> tuple[int, str, str]:
+        """Run the script; return its exit code and its output. Raises TimeoutExpired after
+        ``PATIENCE`` seconds.
+        """
+        import subprocess
+
+        with self._lock:
+            if self._closed:
+                raise SettingsError(f"{self.describe()} was ended together with the job")
+            # A session of its own, so that the script can be ended with what it has started.
+            process = self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            _kill_group(process.pid)
+            process.communicate()
+            raise
+        finally:
+            with self._lock:
+                self._process = None
+        return process.returncode, out.decode(), err.decode(errors="replace")
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def parse_lines(text: str, slots: int | None, source: str) -> Hosts:

@@ -9,7 +9,7 @@ from farandole.base import threads
 from farandole.base.log import logger
 from farandole.errors import SettingsError
 from farandole.job.elastic.changes import HostUpdateResult, compare
-from farandole.job.elastic.discovery.contract import HostDiscovery, Hosts
+from farandole.job.elastic.discovery.contract import Closable, HostDiscovery, Hosts
 
 PERIOD = 1.0  # seconds between two queries, as in Horovod
 
@@ -36,12 +36,14 @@ class HostWatch:
         """Return the hosts of the first query, and watch for changes from now on.
 
         Raises SettingsError if the first query fails: the source is probably wrong. Later failures
-        are logged, and the query is repeated.
+        of any kind are logged, and the query is repeated.
         """
         try:
             self._hosts = self._discovery.find()
-        except OSError as error:
-            raise SettingsError(f"{self._discovery.describe()}: {error}") from error
+        except SettingsError:
+            raise
+        except Exception as error:  # a discovery may be the user's code
+            raise SettingsError(f"{self._discovery.describe()}: {_words(error)}") from error
         threads.start(self._thread)
         return dict(self._hosts)
 
@@ -49,13 +51,15 @@ class HostWatch:
         """Query once, and report a change."""
         try:
             found = self._discovery.find()
-        except (SettingsError, OSError) as error:
+        except Exception as error:  # the thread goes on after any failure
+            if self._ended.is_set():
+                return
             if not self._failing:  # once for a series of failures
                 logger.warning(
                     "hosts cannot be found at the moment (%s): %s. The job continues with the"
                     " known hosts, and asks again every %g s",
                     self._discovery.describe(),
-                    error,
+                    _words(error),
                     self._period,
                 )
             self._failing = True
@@ -67,9 +71,20 @@ class HostWatch:
             self._on_change(dict(found), change)
 
     def close(self) -> None:
-        """End the thread, without waiting for a query in progress."""
+        """End the thread, and the program of a query in progress."""
         self._ended.set()
+        if isinstance(self._discovery, Closable):
+            try:
+                self._discovery.close()
+            except Exception as error:  # the job has its result already
+                logger.warning("%s cannot be closed: %s", self._discovery.describe(), _words(error))
 
     def _watch(self) -> None:
         while not self._ended.wait(self._period):
             self.look()
+
+
+def _words(error: Exception) -> str:
+    """Return the message of ``error``, with its class unless the message explains itself."""
+    own = isinstance(error, (SettingsError, OSError))
+    return f"{error}" if own else f"{type(error).__name__}: {error}"
