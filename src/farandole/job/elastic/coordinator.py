@@ -433,7 +433,7 @@ class Coordinator:
             *stops,
             GiveUp(
                 "no rank is left that has the state of the training"
-                + (f" (commit {self._held})" if self._held else ""),
+                + (f" (commit {self._held})" if self._held > 1 else ""),
                 "Start the job again from a checkpoint",
             ),
         ]
