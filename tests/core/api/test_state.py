@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from farandole.core.api.state import ObjectState
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.elastic.changes import HostUpdateResult
+from tests.run_job import job
 
 
 def interrupts(state: ObjectState) -> list[bool]:
@@ -24,6 +28,7 @@ def test_each_notice_of_the_driver_interrupts_once(monkeypatch: pytest.MonkeyPat
     notice: list[tuple[int, int]] = []
     monkeypatch.setattr(context, "is_elastic", lambda: True)
     monkeypatch.setattr(context, "notice", lambda: notice[-1] if notice else None)
+    monkeypatch.setattr(context, "agree_on_changes", lambda *found: found)
     state = ObjectState(lambda values: values, lambda: 0)
     assert interrupts(state) == []
     state.on_hosts_updated(1e12, HostUpdateResult.added)
@@ -41,3 +46,33 @@ def test_all_ranks_follow_rank_0() -> None:
     state = ObjectState(lambda values: (True, 3.0, 5, HostUpdateResult.removed), lambda: 1)
     assert interrupts(state) == [True]
     assert (state._last_update, state._last_notice) == (3.0, 5)
+
+
+def test_ranks_agree_on_the_changes_of_each() -> None:
+    def check(rank: int) -> tuple[bool, float, int, int]:
+        return context.agree_on_changes(rank == 1, 2.5 * rank, 3 - rank, 1 + rank)
+
+    assert job(2, check) == [(True, 2.5, 3, HostUpdateResult.mixed)] * 2
+
+
+def test_a_commit_returns_when_all_ranks_have_saved(tmp_path: Path) -> None:
+    saved, returned = tmp_path / "saved", tmp_path / "returned"
+
+    def check(rank: int) -> bool:
+        class Watched(ObjectState):
+            def save(self) -> None:
+                if rank == 1:
+                    give_up = time.monotonic() + 0.5
+                    while not returned.exists() and time.monotonic() < give_up:
+                        time.sleep(0.01)
+                    saved.touch()
+                super().save()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context, "is_elastic", lambda: True)
+            patch.setattr(context, "notice", lambda: None)
+            Watched(step=1).commit()
+        returned.touch()
+        return saved.exists()
+
+    assert job(2, check) == [True, True]

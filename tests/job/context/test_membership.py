@@ -32,8 +32,8 @@ def test_commits_are_adopted_when_the_state_has_arrived(
 
     joined = SimpleNamespace(engine=SimpleNamespace(run=run))
     monkeypatch.setattr(session, "current", lambda: joined)
-    monkeypatch.setattr(membership, "_standing", membership._Standing())
+    monkeypatch.setattr(membership, "_participation", membership._Participation())
     assert membership.agree(False) is False
-    assert membership._standing.commits == 0
+    assert membership._participation.commits == 0
     membership.count_sync()
-    assert membership._standing.commits == expected
+    assert membership._participation.commits == expected

@@ -58,6 +58,9 @@ class State:
     def commit(self) -> None:
         """Save the values in memory, and check whether hosts were added or removed.
 
+        In an elastic job, all ranks have saved this commit when ``commit`` returns on one of them:
+        it is not lost while any of them lives.
+
         Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
         lost meanwhile.
         """
@@ -66,7 +69,8 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified of a change of hosts.
+        """Raise HostsUpdatedInterrupt on all ranks if a rank was notified of a change of hosts; in
+        a job of a fixed size, if rank 0 was.
 
         Collective. Raises HorovodInternalError if a rank is lost meanwhile.
         """
@@ -80,7 +84,12 @@ class State:
             if timestamp > last:
                 last, changes = timestamp, changes | change
         is_new = (last, number) != (self._last_update, self._last_notice)
-        is_new, last, number, changes = self._bcast_object((is_new, last, number, changes))
+        found = is_new, last, number, int(changes)
+        # One reduction is a third of the exchanges of an object, and completes the commit: no rank
+        # goes on before all have saved it.
+        is_new, last, number, changes = (
+            context.agree_on_changes(*found) if context.is_elastic() else self._bcast_object(found)
+        )
         self._last_update, self._last_notice = last, number
         if is_new:
             raise HostsUpdatedInterrupt(skip_sync=changes == HostUpdateResult.removed)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NOTICE_SECONDS = 0.05  # between two queries for changes of hosts, so that short steps stay short
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
-_AGREEMENT = "elastic.agreement"
+_AGREEMENT, _CHANGES = "elastic.agreement", "elastic.changes"
 
 
 class ObjectNames:
@@ -60,7 +60,7 @@ class ObjectNames:
             self._within = None
 
 
-class _Standing:
+class _Participation:
     """The state of this process in its job.
 
     - ``number``: The number of the last membership that it has tried to join; 0 for none.
@@ -81,7 +81,7 @@ class _Standing:
         self.names = ObjectNames()
 
 
-_standing = _Standing()
+_participation = _Participation()
 
 
 def is_elastic() -> bool:
@@ -91,12 +91,12 @@ def is_elastic() -> bool:
 
 def object_names() -> ObjectNames:
     """Return the names for this process's unnamed objects."""
-    return _standing.names
+    return _participation.names
 
 
 def count_commit() -> None:
     """Record that this process has committed its state once more."""
-    _standing.commits += 1
+    _participation.commits += 1
 
 
 def count_sync() -> None:
@@ -104,14 +104,14 @@ def count_sync() -> None:
 
     A process that is interrupted before that reports its own commits, perhaps none.
     """
-    _standing.commits = max(_standing.agreed, 1)
+    _participation.commits = max(_participation.agreed, 1)
 
 
 def is_member(placement: Placement, connection: Connection) -> bool:
     """Return whether this process is or was a member of its job: false for a process that was
     started while the job runs and has not joined yet.
     """
-    if _standing.number:
+    if _participation.number:
         return True
     client = session.open_store(placement, connection)
     number = int(client.try_get(keys.NOW) or b"0")
@@ -135,10 +135,10 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
     # Imported here because most jobs have a fixed size.
     from farandole.job.elastic.membership import placements
 
-    report = json.dumps([_standing.number, _standing.commits])
+    report = json.dumps([_participation.number, _participation.commits])
     client.set(keys.ready(connection.member), report.encode())
     membership = _next_membership(client, connection.member)
-    _standing.number = membership.number
+    _participation.number = membership.number
     placement = placements(membership)[membership.processes.index(connection.member)]
     os.environ.update(placement.to_env(variables(Placement)))
     os.environ.update(torch_variables(placement, "127.0.0.1", membership.port))
@@ -152,21 +152,21 @@ def _next_membership(client: StoreClient, process: int) -> Membership:
 
     Raises SystemExit with code 0 if the process was a member before and is no longer.
     """
-    seen = _standing.number
+    seen = _participation.number
     while True:
         client.get(keys.membership(seen + 1), _FOREVER)
         seen = int(client.get(keys.NOW, _FOREVER))
         membership = _membership(client, seen)
         if process in membership.processes:
             return membership
-        if _standing.number:
+        if _participation.number:
             logger.info("process %d has been removed from the elastic job", process)
             sys.exit(0)
 
 
 def expect(placement: Placement) -> None:
     """Record the placement that the program sees until this process has joined the running job."""
-    _standing.expected = placement
+    _participation.expected = placement
 
 
 def join() -> bool:
@@ -177,8 +177,8 @@ def join() -> bool:
     if not is_elastic():
         return False
     session.current()
-    place, expected = session.placement(), _standing.expected
-    _standing.expected = None
+    place, expected = session.placement(), _participation.expected
+    _participation.expected = None
     return expected is not None and (expected.rank, expected.size) != (place.rank, place.size)
 
 
@@ -189,9 +189,9 @@ def notice() -> tuple[int, int] | None:
     None if there is no change, or if the last query was less than ``NOTICE_SECONDS`` ago.
     """
     client, now = session.store(), time.monotonic()
-    if client is None or not session.takes_part() or now < _standing.asked + NOTICE_SECONDS:
+    if client is None or not session.takes_part() or now < _participation.asked + NOTICE_SECONDS:
         return None
-    _standing.asked = now
+    _participation.asked = now
     number = session.placement().generation
     data = client.try_get(keys.notice(number))
     return None if data is None else (number, int(data))
@@ -206,9 +206,29 @@ def agree(has_state: bool) -> bool:
     """
     import numpy as np
 
-    whole = session.current().engine
-    values: Any = np.array([not has_state, _standing.commits], np.int64)
-    request = Request(_AGREEMENT, Kind.ALLREDUCE, DType.INT64, values.shape, ReduceOp.MAX)
-    whole.run([Entry(request, Buffer(values, values, DType.INT64))])
-    _standing.agreed = int(values[1])
+    values: Any = np.array([not has_state, _participation.commits], np.int64)
+    _reduce_to_most(_AGREEMENT, values, DType.INT64)
+    _participation.agreed = int(values[1])
     return not values[0]
+
+
+def agree_on_changes(
+    is_new: bool, time: float, number: int, kinds: int
+) -> tuple[bool, float, int, int]:
+    """Return the changes of hosts that any rank has found: whether there are any, the time (in
+    seconds) and the number of the newest, and the kinds of all (``HostUpdateResult``).
+
+    All ranks have called this function when it returns on one of them. Collective.
+    """
+    import numpy as np
+
+    flags = [bool(kinds & each) for each in (1, 2)]
+    values: Any = np.array([is_new, time, number, *flags], np.float64)
+    _reduce_to_most(_CHANGES, values, DType.FLOAT64)
+    return bool(values[0]), float(values[1]), int(values[2]), int(values[3] + 2 * values[4])
+
+
+def _reduce_to_most(name: str, values: Any, dtype: DType) -> None:
+    """Replace each number in ``values`` by the greatest one of all ranks. Collective."""
+    request = Request(name, Kind.ALLREDUCE, dtype, values.shape, ReduceOp.MAX)
+    session.current().engine.run([Entry(request, Buffer(values, values, dtype))])
