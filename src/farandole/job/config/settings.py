@@ -194,6 +194,20 @@ class Settings(Variables):
         group=ELASTIC,
         unit="s",
     )
+    preemption_notice: str = setting(
+        "",
+        "sources of warnings that a host is about to leave an elastic job, with commas between:"
+        " signal:USR1, file:PATH, an http:// address, or a cloud (aws, gcp, azure)",
+        flag="--preemption-notice",
+        group=ELASTIC,
+    )
+    slurm_requeue: bool = setting(
+        False,
+        "put the Slurm job into its queue again (scontrol requeue) when all its hosts are about to"
+        " leave",
+        flag="--slurm-requeue",
+        group=ELASTIC,
+    )
     max_restarts: int = setting(
         0,
         "most times that all processes are started again after a failure, for programs that resume"

@@ -80,6 +80,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _check_process_sets(process_sets)
         if placement.size > 1:
             keep_freed_memory()
+        if connection.member >= 0 and "signal:" in settings.preemption_notice:
+            # Imported here because most jobs have no such source of notices.
+            from farandole.job.context import departure
+
+            departure.watch(placement, connection, settings)
         if connection.member >= 0 and not membership.is_member(placement, connection):
             _join_later(placement, connection, settings, process_sets or ())
         else:

@@ -106,7 +106,27 @@ class Coordinator:
 
     def list_hosts(self, hosts: Mapping[str, int]) -> None:
         """Record the hosts that exist now: slots by host."""
-        self._pool.listed = dict(hosts)
+        self._pool.find(hosts)
+
+    def depart(self, host: str) -> None:
+        """Record that a host is about to leave: its members leave at their next commit."""
+        self._pool.depart(host)
+
+    def remain(self, host: str) -> None:
+        """Record that a host does not leave, although that was announced."""
+        self._pool.remain(host)
+
+    def leave_out(self, host: str, now: float) -> None:
+        """Leave out a host that spoils the training, such as one with a defect memory: its members
+        leave at their next commit, and it is used again after the cooldown, if there is one.
+        """
+        self._pool.leave_out(host, now)
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if all hosts of the present members are about to leave, or are left out."""
+        hosts = {member.host for member in self._live_members()}
+        return bool(hosts) and not hosts & set(self._pool.listed)
 
     def end(self, process: int, ok: bool, now: float) -> None:
         """Record that a process has ended. ``ok``: with exit code 0 and without a failure."""
@@ -138,6 +158,7 @@ class Coordinator:
         """Return the decisions to carry out now, in order; none after ``Finish`` or ``GiveUp``."""
         if self._over:
             return []
+        self._pool.pass_time(now)
         if not self.membership.number:
             decisions = self._begin(now)
         else:
@@ -388,7 +409,7 @@ class Coordinator:
             return [
                 GiveUp(
                     f"{counted(there, 'rank')} of at least {least} can go on, and {hosts} will"
-                    " not be used again after a failure",
+                    " not be used again after a failure or a preemption notice",
                     "Give more hosts, or a time after which a host is tried again"
                     " (--cooldown-range 10:100)",
                 )

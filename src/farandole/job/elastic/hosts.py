@@ -25,12 +25,51 @@ class HostPool:
         cooldown: tuple[float, float] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._found = dict(hosts)
+        # Hosts that their members leave at a commit, by the time until which they are not used.
+        self._departing: dict[str, float] = {}
         self.listed = dict(hosts)
         self._cooldown = cooldown
         self._jitter = jitter
         self._failures: dict[str, int] = {}
         self._banned: dict[str, float] = {}  # by host, the time until which it is left out
         self._resting: dict[str, float] = {}  # the time until which no process is started there
+
+    def find(self, hosts: Mapping[str, int]) -> None:
+        """Record the hosts that exist now, with their slots. A departing host that is missing here
+        may be used again when it comes back.
+        """
+        self._found = dict(hosts)
+        self._departing = {host: until for host, until in self._departing.items() if host in hosts}
+        self._list()
+
+    def depart(self, host: str) -> None:
+        """Use a host no longer, because it is about to leave: as if it were not listed."""
+        self._departing[host] = math.inf
+        self._list()
+
+    def remain(self, host: str) -> None:
+        """Use a host again whose departure was withdrawn."""
+        self._departing.pop(host, None)
+        self._list()
+
+    def leave_out(self, host: str, now: float) -> None:
+        """Leave a host out, from the next commit of its members, for as long as after a failure."""
+        number = self._failures.get(host, 0)
+        self._failures[host] = number + 1
+        self._departing[host] = max(self._departing.get(host, 0.0), now + self._delay(number))
+        self._list()
+
+    def pass_time(self, now: float) -> None:
+        """Use hosts again whose time of exclusion is over."""
+        over = [host for host, until in self._departing.items() if now >= until]
+        for host in over:
+            self.remain(host)
+
+    def _list(self) -> None:
+        self.listed = {
+            host: slots for host, slots in self._found.items() if host not in self._departing
+        }
 
     def member_failed(self, host: str, now: float) -> None:
         """Leave a host out because a member failed there.
@@ -77,9 +116,12 @@ class HostPool:
     def possible(self) -> int:
         """Return the number of slots that are available now or after a cooldown."""
         return sum(
-            slots for host, slots in self.listed.items() if self._banned.get(host, 0.0) < math.inf
+            slots for host, slots in self._found.items() if self._end_of_exclusion(host) < math.inf
         )
 
     def left_out(self) -> list[str]:
-        """Return the listed hosts that are left out forever."""
-        return [host for host in self.listed if self._banned.get(host, 0.0) == math.inf]
+        """Return the hosts that are left out forever, or about to leave."""
+        return [host for host in self._found if self._end_of_exclusion(host) == math.inf]
+
+    def _end_of_exclusion(self, host: str) -> float:
+        return max(self._banned.get(host, 0.0), self._departing.get(host, 0.0))

@@ -37,6 +37,10 @@ def plan_of(
     from farandole.job.elastic.plan import ElasticPlan
 
     options = options_of(np, settings)
+    if settings.preemption_notice:
+        from farandole.job.elastic.notices.sources import parse_sources
+
+        parse_sources(settings.preemption_notice)  # raises before anything is started
     named = settings.host_discovery_script
     if hosts and (named or source is not None):
         raise SettingsError(

@@ -391,8 +391,7 @@ class Watch:
                 "\nCtrl-C ends the job at once."
             )
 
-    @staticmethod
-    def _end(workers: Sequence[Worker]) -> None:
+    def _end(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             worker.terminate()
 

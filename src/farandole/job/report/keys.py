@@ -96,6 +96,16 @@ def ready(process: int) -> str:
     return f"ready/{process}"
 
 
+def leaving(process: int) -> str:
+    """Return the key set by a process whose host is about to leave (``elastic.notices.Notice``)."""
+    return f"leaving/{process}"
+
+
+def ending(process: int) -> str:
+    """Return the key set by the driver before it ends a process of an elastic job by a signal."""
+    return f"ending/{process}"
+
+
 def start(process: int) -> str:
     """Return the key of the placement with which a process of an elastic job starts, JSON."""
     return f"start/{process}"

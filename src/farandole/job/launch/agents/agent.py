@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -120,6 +121,8 @@ class Agent:
             target=self._take_orders, name="farandole-orders", daemon=True
         )
         self._listening.start()
+        if "notices" in order:
+            self._watch_notices(*order["notices"])
         if order["log"]:
             self._talking.append(
                 threading.Thread(target=self._show_log, name="farandole-log", daemon=True)
@@ -151,6 +154,28 @@ class Agent:
                 self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
             return False
         return True
+
+    def _watch_notices(self, host: str, sources: str) -> None:
+        """Report preemption notices about this host to the driver.
+
+        ``host``: its name in the job. ``sources``: the setting ``preemption_notice``.
+        """
+        # Imported here because most jobs have no sources of notices.
+        from farandole.job.elastic.notices.notice import Notice
+        from farandole.job.elastic.notices.signals import SignalNotices
+        from farandole.job.elastic.notices.sources import parse_sources
+        from farandole.job.elastic.notices.watch import watch_host
+
+        def report(notice: Notice) -> None:
+            with contextlib.suppress(*_GONE):
+                self._client.set(f"{self.name}/notice", notice.to_bytes())
+
+        def on_signal(number: int) -> bool:
+            report(Notice(signal.Signals(number).name))
+            return True
+
+        watch_host(host, sources, report)
+        SignalNotices(parse_sources(sources, os.environ), on_signal).install()
 
     def signal(self, number: int) -> None:
         """Send a signal to the ranks' own processes."""

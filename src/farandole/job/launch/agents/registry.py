@@ -1,7 +1,8 @@
 """The driver's end of the agents: their reports, messages and orders.
 
 All communication goes through the job's store. To the driver: ``agent/<n>/hello``,
-``agent/<n>/beat`` every few seconds, and for the k-th rank of an agent ``agent/<n>/out/<k>``,
+``agent/<n>/beat`` every few seconds, ``agent/<n>/notice`` when the host is about to leave, and for
+the k-th rank of an agent ``agent/<n>/out/<k>``,
 ``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and ``activity/<k>``. From the driver:
 ``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
 other than ranks are numbered after the ranks of their agent.
@@ -151,6 +152,8 @@ class AgentRegistry:
     ) -> None:
         self.agents: dict[int, AgentInfo] = {}
         self.lost: list[int] = []
+        # Called with an agent's number and a preemption notice about its host.
+        self.on_notice: Callable[[int, Value], None] | None = None
         self.pulse = AgentPulse(shutdown)
         self.workers = [RemoteWorker(slot, self) for slot in slots]
         self._others: list[RemoteWorker] = []  # processes other than ranks
@@ -196,7 +199,9 @@ class AgentRegistry:
                 index=index, **{**facts, "host": printable(str(facts["host"]))}
             )
             return
-        if index not in self._of:
+        if verb == "notice" and self.on_notice is not None:
+            self.on_notice(index, value)
+        if index not in self._of or verb == "notice":
             return
         what, _, number = verb.partition("/")
         if not number.isdecimal():

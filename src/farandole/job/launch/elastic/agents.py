@@ -9,11 +9,12 @@ from typing import ClassVar
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.elastic.membership import Member
+from farandole.job.elastic.notices.notice import Notice
 from farandole.job.launch.agents.allocation import CHOICES, CONTACT, TIDY
 from farandole.job.launch.agents.registry import AgentRegistry, RemoteWorker
-from farandole.job.launch.elastic.places import slot_of
+from farandole.job.launch.elastic.places import OnNotice, slot_of
 from farandole.job.launch.launchers.ssh import SshSessions
-from farandole.net.store import StoreServer
+from farandole.net.store import StoreServer, Value
 
 MOST_AGENTS = 1 << 20
 
@@ -28,6 +29,7 @@ class SshPlaces:
         self._settings = settings
         self._sessions = SshSessions((), settings)
         self._agents: dict[str, int] = {}  # by host
+        self._sources = ""
         self._secret = ""
         self._store: StoreServer
         self._registry: AgentRegistry
@@ -49,13 +51,29 @@ class SshPlaces:
         )
         return self._store
 
+    def watch_notices(self, sources: str, on_notice: OnNotice) -> None:
+        self._sources = sources
+
+        def hear(agent: int, data: Value) -> None:
+            for host, number in list(self._agents.items()):
+                if number == agent:
+                    on_notice(host, Notice.from_bytes(data))
+
+        self._registry.on_notice = hear
+
     def start(self, member: Member, command: Sequence[str], env: Mapping[str, str]) -> RemoteWorker:
         agent = self._agents.get(member.host)
         if agent is None or self._sessions.gone(agent) is not None or agent in self._registry.lost:
             facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
             agent = self._agents[member.host] = self._sessions.add(member.host, facts)
         chosen = {name: os.environ[name] for name in CHOICES if name in os.environ}
-        order = {"command": list(command[1:]), "python": self._sessions.python, "log": False}
+        order: dict[str, object] = {
+            "command": list(command[1:]),
+            "python": self._sessions.python,
+            "log": False,
+        }
+        if self._sources:
+            order["notices"] = [member.host, self._sources]
         return self._registry.add(agent, slot_of(member), {**chosen, **env}, order)
 
     def close(self) -> None:

@@ -26,9 +26,11 @@ from farandole.job.elastic.decisions import (
 )
 from farandole.job.elastic.discovery.contract import FixedHosts
 from farandole.job.elastic.membership import Membership
+from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.contract import Worker
 from farandole.job.launch.elastic.places import Places, slot_of
+from farandole.job.launch.elastic.requeue import SlurmRequeue
 from farandole.job.launch.explain.events import Event
 from farandole.job.launch.explain.exit_codes import describe
 from farandole.job.launch.job import Job
@@ -67,6 +69,9 @@ class ElasticWatch(Watch):
         # Processes that wait for a membership, appended by the store's threads: the number of the
         # process, the number of its last membership, and its commits.
         self._waiting: deque[tuple[int, int, int]] = deque()
+        # Preemption notices with their hosts, appended by other threads.
+        self._notices: deque[tuple[str, Notice]] = deque()
+        self._requeue = SlurmRequeue(job.settings.slurm_requeue)
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
         self._failed: set[int] = set()  # processes that have reported a failure
@@ -90,6 +95,8 @@ class ElasticWatch(Watch):
         self._command, self._env = command, env
         fixed = isinstance(plan.discovery, FixedHosts)
         self._coordinator = Coordinator(plan.options, hosts, time.monotonic(), fixed=fixed)
+        if self._job.settings.preemption_notice:
+            self._places.watch_notices(self._job.settings.preemption_notice, self._on_notice)
         while not self._over:
             self._take_arrivals()
             for decision in self._coordinator.decide(time.monotonic()):
@@ -110,15 +117,23 @@ class ElasticWatch(Watch):
 
     def _on_set(self, key: str, value: Value) -> None:
         kind, _, process = key.partition("/")
-        if kind != "ready":
+        if kind not in ("ready", "leaving"):
             super()._on_set(key, value)
             return
         try:
+            if kind == "leaving":
+                host = self._by_process[int(process)].slot.host
+                self._on_notice(host, Notice.from_bytes(value))
+                return
             after, commits = json.loads(value)
             self._waiting.append((int(process), int(after), int(commits)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             logger.warning("ignoring %r in the job's store: %s", key, error)
             return
+        self._pump.wake()
+
+    def _on_notice(self, host: str, notice: Notice) -> None:
+        self._notices.append((host, notice))
         self._pump.wake()
 
     def _rank(self, text: str) -> int:
@@ -132,7 +147,17 @@ class ElasticWatch(Watch):
     def _report_finished(self) -> None:
         """Publish nothing: in ``init()`` a rank waits for a membership, not for single ranks."""
 
+    def _take_notices(self) -> None:
+        while self._notices:
+            host, notice = self._notices.popleft()
+            change = self._coordinator.remain if notice.withdrawn else self._coordinator.depart
+            change(host)
+            self._note_change(notice.describe(host))
+            if self._coordinator.is_leaving:
+                self._requeue.ask(self._note_change)
+
     def _take_arrivals(self) -> None:
+        self._take_notices()
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
         while self._waiting:
@@ -291,8 +316,14 @@ class ElasticWatch(Watch):
             size = counted(len(membership.members), "rank")
             self._note_change(f"membership {membership.number}: {size}")
 
+    def _end(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:  # otherwise a rank may take SIGTERM for a preemption notice
+            self._store.set(keys.ending(worker.slot.rank), b"")
+        super()._end(workers)
+
     def _stop(self, process: int) -> None:
         self._stopped.add(process)
+        self._store.set(keys.ending(process), b"")
         worker = self._by_process.get(process)
         if worker is not None:
             worker.terminate()

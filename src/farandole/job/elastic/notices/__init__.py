@@ -1,0 +1,1 @@
+"""Preemption notices: warnings that a host is about to leave the job."""
