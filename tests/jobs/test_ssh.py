@@ -165,6 +165,8 @@ def test_runs_share_out_the_hosts() -> None:
     assert hosts_for(lab, Resources(), busy) == "a:1"
     assert hosts_for(lab, Resources(ranks_per_node=2), busy) == "me@[fd99::3]:2"
     assert hosts_for(lab, Resources(nodes=3), busy) == "a:1,me@[fd99::3]:1,b:1"
+    assert hosts_for(lab, Resources(min_nodes=1, max_nodes=2), busy) == "a:1,me@[fd99::3]:1"
+    assert hosts_for(lab, Resources(min_nodes=1, max_nodes=9)) == "a:1,b:1,me@[fd99::3]:1"
 
 
 def test_hosts_that_cannot_hold_a_run_are_refused() -> None:

@@ -6,7 +6,10 @@ import time
 from typing import Any
 
 from farandole.job.runs.folder import RunFolder, read_json
+from farandole.job.runs.spec import Resources
 from farandole.job.runs.states import RunState
+from farandole.jobs import rank_journal
+from farandole.jobs.rank_journal import RankRecordsRead
 
 
 def details(folder: RunFolder) -> dict[str, Any]:
@@ -16,6 +19,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
     """
     spec, submitted, end = folder.spec(), folder.submitted(), folder.end()
     times = state_times(folder)
+    seconds, known = duration(folder), rank_journal.read(folder)
     artifacts = (read_json(folder.file("artifacts.json")) or {}).get("artifacts", [])
     return {
         "run_id": folder.run_id,
@@ -26,8 +30,8 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "exit_code": end["exit_code"] if end else None,
         "command": list(spec.command),
         "target": spec.target,
-        "nodes": spec.resources.nodes,
-        "ranks": spec.resources.ranks,
+        **_size(spec.resources, known),
+        "rank_seconds": _rank_seconds(folder, known, seconds),
         "resources": spec.to_json()["resources"],
         "settings": dict(spec.settings),
         "environment": spec.to_json()["environment"],
@@ -38,7 +42,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "submitted": submitted["time"],
         "started": times.get(RunState.RUNNING),
         "ended": end["time"] if end else None,
-        "seconds": duration(folder),
+        "seconds": seconds,
         "attempts": sum(event.get("state") == "running" for event in folder.events()),
         "submission": submitted,
         "messages": [
@@ -49,6 +53,37 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "artifacts": artifacts,
         "folder": folder.path,
     }
+
+
+def _size(resources: Resources, known: RankRecordsRead) -> dict[str, Any]:
+    """Return the numbers of nodes and ranks; of an elastic run, the latest ones, with all
+    memberships of its latest attempt.
+    """
+    if not known.memberships:
+        return {"nodes": resources.nodes, "ranks": resources.ranks, "memberships": []}
+    memberships = [
+        {
+            "number": each.number,
+            "time": each.time,
+            "ranks": len(each.members),
+            "processes": [process for process, _ in each.members],
+            "hosts": list(dict.fromkeys(host for _, host in each.members)),
+        }
+        for each in known.memberships
+    ]
+    ranks = len(known.memberships[-1].members)
+    nodes = -(-ranks // resources.ranks_per_node)
+    return {"nodes": nodes, "ranks": ranks, "memberships": memberships}
+
+
+def _rank_seconds(folder: RunFolder, known: RankRecordsRead, seconds: float | None) -> float | None:
+    """Return the total duration of the ranks in the latest attempt; None before the start."""
+    if seconds is None:
+        return None
+    if not known.memberships:
+        return seconds * folder.spec().resources.ranks
+    end = folder.end()
+    return rank_journal.rank_seconds(known, end["time"] if end else time.time())
 
 
 def state_times(folder: RunFolder) -> dict[RunState, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from farandole.errors import SettingsError
@@ -26,6 +26,9 @@ class RunOptions:
 
     Arguments:
         nodes, ranks_per_node: Their product is the number of ranks.
+        min_nodes, max_nodes: The least and the greatest number of nodes of an elastic run. Either
+            makes the run elastic: ``min_nodes`` is ``nodes`` by default, ``max_nodes`` the number
+            at the start, which is ``nodes``, but at least ``min_nodes``.
         target: The name of the target.
         environment: The Python environment: an ``EnvironmentSpec``, or the path of a requirements
             file, ``pyproject.toml`` or conda file.
@@ -65,6 +68,21 @@ class RunOptions:
     priority: int = 0
     after: Sequence[Run | str] = ()
     tf_workers: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
+
+    def resources(self) -> Resources:
+        """Return the requested resources. In an elastic run, both bounds are set."""
+        found = Resources(self.nodes, self.ranks_per_node, self.cores, self.memory, self.gpus)
+        if not (self.min_nodes or self.max_nodes):
+            return found
+        start = max(self.nodes, self.min_nodes)
+        return replace(
+            found,
+            nodes=start,
+            min_nodes=self.min_nodes or start,
+            max_nodes=self.max_nodes or start,
+        )
 
     def spec(self, experiment: str, command: Sequence[str] = (), source: str = "") -> RunSpec:
         """Return the specification of a run with these options."""
@@ -74,9 +92,7 @@ class RunOptions:
             name=self.name,
             environment=as_environment(self.environment),
             target=self.target,
-            resources=Resources(
-                self.nodes, self.ranks_per_node, self.cores, self.memory, self.gpus
-            ),
+            resources=self.resources(),
             settings=dict(self.settings),
             variables=dict(self.variables),
             inputs=tuple(as_input(name, value) for name, value in self.inputs.items()),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from farandole.errors import RunError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.states import RunState
+from farandole.jobs import rank_journal
 
 _LOOK = 0.1  # seconds between two checks
 _CHUNK = 1 << 20
@@ -61,13 +62,23 @@ def _start_of_tail(path: str, lines: int) -> int:
 
 
 def log_path(folder: RunFolder, rank: int | None) -> str:
-    """Return the path of a rank's log, or of the log of all ranks if ``rank`` is None.
+    """Return the path of a rank's log, or of the log of all ranks if ``rank`` is None. In an
+    elastic run, ``rank`` is the number of a process.
 
     Raises RunError if the run has no such rank.
     """
     if rank is None:
         return folder.file("logs", "runner.txt")
-    ranks = folder.spec().resources.ranks
+    resources = folder.spec().resources
+    records = rank_journal.read(folder)
+    if resources.elastic or records.memberships:
+        known = len(records.processes) or resources.ranks
+        if not (0 <= rank < known or os.path.exists(folder.log_of(rank))):
+            raise RunError(
+                f"run {folder.run_id} has had the processes 0 to {known - 1}, and no process {rank}"
+            )
+        return folder.log_of(rank)
+    ranks = resources.ranks
     if not 0 <= rank < ranks:
         raise RunError(f"run {folder.run_id} has the ranks 0 to {ranks - 1}, and no rank {rank}")
     return folder.log_of(rank)

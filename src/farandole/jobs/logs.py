@@ -1,4 +1,6 @@
-"""The logs of a run's ranks: ``user_logs/std_log_process_<rank>.txt``."""
+"""The logs of a run's ranks: ``user_logs/std_log_process_<rank>.txt``. In an elastic run, the
+number of the process takes the place of the rank, which changes.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ class RunLogs:
 
     def add(self, rank: int, name: str) -> None:
         path = self._folder.file("user_logs", f"std_log_{name.replace('.', '_')}.txt")
+        if name == f"rank.{rank}":  # a process of an elastic job, which starts later
+            path = self._folder.log_of(rank)
         self._files[rank] = os.open(path, _FLAGS, 0o600)
 
     def write(self, key: tuple[int, str], data: bytes) -> None:

@@ -22,7 +22,9 @@ from typing import Any
 from farandole.errors import JobFailedError, RunError, SettingsError
 from farandole.job.launch import driver
 from farandole.job.launch.display import Display
+from farandole.job.launch.elastic_plan import plan_of
 from farandole.job.launch.job import Call, Job, settings_for
+from farandole.job.launch.plan import parse_hosts
 from farandole.job.report import pickling
 from farandole.job.runs.folder import (
     ATTEMPT_VARIABLE,
@@ -33,7 +35,7 @@ from farandole.job.runs.folder import (
 )
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.identity import ProcessIdentity
-from farandole.job.runs.node import NODE_RANKS_VARIABLE, TF_WORKERS_VARIABLE
+from farandole.job.runs.node import NODE_HOSTS_VARIABLE, NODE_RANKS_VARIABLE, TF_WORKERS_VARIABLE
 from farandole.job.runs.spec import RunSpec
 from farandole.job.runs.states import RunState
 from farandole.jobs import attempts, environ, environments, inputs, mirrors, outputs, workplaces
@@ -146,14 +148,19 @@ class _Runner:
         folder, spec = self._folder, self._spec
         folder.change(RunState.PREPARING, attempt=self._attempt)
         prepared = self._environment()
-        workplaces.prepare(folder, spec.resources.nodes)
+        workplaces.prepare(folder, spec.resources.most_nodes)
         paths = inputs.prepare(spec.inputs, folder, self._home)
         inputs.forget_credentials(os.environ)
         launch = load_target(self._home, spec.target).launch(spec)
         folder.change(RunState.STARTING)
         settings = settings_for(
             spec.variables,
-            {"grace_seconds": spec.grace_seconds, **spec.settings, **launch.settings},
+            {
+                "grace_seconds": spec.grace_seconds,
+                **elastic_settings(spec),
+                **spec.settings,
+                **launch.settings,
+            },
         )
         self._mirrors = mirrors.start(folder, self._attempt, settings.mirror)
         job = Job(
@@ -173,11 +180,12 @@ class _Runner:
                 **spec.variables,
                 **prepared.variables,
                 **inputs.variables(spec.inputs, paths),
-                **run_variables(folder, spec),
+                **run_variables(folder, spec, launch.hosts),
                 ATTEMPT_VARIABLE: str(self._attempt),
             },
             hosts=launch.hosts,
             launcher=launch.launcher,
+            elastic=plan_of(spec.resources.ranks, settings, launch.hosts),
         )
         os.chdir(folder.file("work", "node-0", "source"))
         folder.change(RunState.RUNNING, attempt=self._attempt)
@@ -205,13 +213,30 @@ class _Runner:
         return prepared
 
 
-def run_variables(folder: RunFolder, spec: RunSpec) -> dict[str, str]:
-    """Return the environment variables through which ranks find their run."""
+def elastic_settings(spec: RunSpec) -> dict[str, Any]:
+    """Return the settings of the ranks' number in an elastic run; empty for a fixed size."""
+    resources = spec.resources
+    if not resources.elastic:
+        return {}
+    per_node = resources.ranks_per_node
+    return {"min_np": resources.min_nodes * per_node, "max_np": resources.max_nodes * per_node}
+
+
+def run_variables(folder: RunFolder, spec: RunSpec, hosts: str | None = None) -> dict[str, str]:
+    """Return the environment variables through which ranks find their run.
+
+    ``hosts``: the hosts with slots, such as ``h1:2,h2:2``; None for this one.
+    """
+    elastic = {}
+    if spec.resources.elastic:
+        names = [host for host, _ in parse_hosts(hosts)] if hosts else ["localhost"]
+        elastic = {NODE_HOSTS_VARIABLE: ",".join(names)}
     return {
         RUN_VARIABLE: folder.path,
         RUN_ID_VARIABLE: folder.run_id,
         NODE_RANKS_VARIABLE: str(spec.resources.ranks_per_node),
         **({TF_WORKERS_VARIABLE: str(spec.tf_workers)} if spec.tf_workers else {}),
+        **elastic,
     }
 
 

@@ -25,6 +25,9 @@ from farandole.jobs.snapshot.scan import SourceScan
 from farandole.jobs.supervisor.wake import ensure_running
 from farandole.jobs.targets import load_target
 
+# Settings of elastic jobs that follow from the run's nodes and target.
+_SIZES = ("min_np", "max_np", "host_discovery_script")
+
 
 class Submission(NamedTuple):
     """A request for a run.
@@ -86,10 +89,8 @@ def check(submission: Submission, home: RunsHome) -> None:
     """Raise SettingsError for a request that cannot succeed."""
     spec = submission.spec
     check_experiment(spec.experiment)
+    _check_size(spec)
     resources = spec.resources
-    for name in ("nodes", "ranks_per_node"):
-        if getattr(resources, name) < 1:
-            raise SettingsError(f"{name}={getattr(resources, name)} must be at least 1")
     if bool(spec.command) == (submission.call is not None):
         raise SettingsError("a run needs either a command or a function")
     if submission.source:
@@ -102,6 +103,34 @@ def check(submission: Submission, home: RunsHome) -> None:
     environments.check(spec.environment, submission.source or submission.snapshot)
     inputs.check(spec.inputs, spec.command)
     mirrors.names_of(str(spec.settings.get("mirror", "")))
+
+
+def _check_size(spec: RunSpec) -> None:
+    """Raise SettingsError for impossible numbers of nodes and ranks."""
+    resources = spec.resources
+    needed = ("nodes", "ranks_per_node", *(("min_nodes", "max_nodes") if resources.elastic else ()))
+    for name in needed:
+        if getattr(resources, name) < 1:
+            raise SettingsError(f"{name}={getattr(resources, name)} must be at least 1")
+    if given := [name for name in _SIZES if spec.settings.get(name)]:
+        raise SettingsError(
+            f"{given[0]}={spec.settings[given[0]]!r} cannot be set for a run, which counts nodes."
+            " Use min_nodes and max_nodes (--min-nodes 1 --max-nodes 4 --ranks-per-node 2); the"
+            " target provides the hosts"
+        )
+    if not resources.elastic:
+        return
+    least, most = resources.min_nodes, resources.max_nodes
+    if not least <= resources.nodes <= most:
+        raise SettingsError(
+            f"nodes={resources.nodes} is the number of nodes at the start of an elastic run: it"
+            f" must be from min_nodes={least} to max_nodes={most}"
+        )
+    if spec.tf_workers:
+        raise SettingsError(
+            f"tf_workers={spec.tf_workers} needs a run of a fixed size: TF_CONFIG names all ranks."
+            " Leave out min_nodes and max_nodes"
+        )
 
 
 def _check_script(submission: Submission) -> None:

@@ -194,6 +194,26 @@ def test_facts_have_the_ranks_and_the_metrics(page: TestClient, home: RunsHome) 
     assert children == [{"id": run.run_id, "name": SCRIPT, "state": "running"}]
 
 
+def test_the_ranks_of_an_elastic_run_change(page: TestClient, home: RunsHome) -> None:
+    run = written_run(home, ranks=2, state=RunState.RUNNING)
+    journal = RankJournal(run)
+    for process in range(2):
+        journal.added(process, "host-a")
+    journal.formed(1, [(0, "host-a"), (1, "host-a")])
+    journal.ended(0, -9)
+    journal.added(2, "host-b")
+    journal.formed(2, [(1, "host-a"), (2, "host-b")])
+    with open(run.log_of(2) if run.folder("user_logs") else "", "w") as file:
+        file.write("later")
+    facts = page.get(f"/api/run/{run.run_id}").json()
+    found = [(each["rank"], each["process"], each["host"]) for each in facts["ranks"]]
+    assert found == [(0, 1, "host-a"), (1, 2, "host-b"), (None, 0, "host-a")]
+    assert [each["exit_code"] for each in facts["ranks"]] == [None, None, -9]
+    assert facts["ranks"][1]["log_bytes"] == 5
+    assert [each["ranks"] for each in facts["memberships"]] == [2, 2]
+    assert facts["memberships"][1]["hosts"] == ["host-a", "host-b"]
+
+
 def test_the_slowest_rank_is_the_one_that_others_wait_for(page: TestClient, home: RunsHome) -> None:
     run = written_run(home, ranks=3, state=RunState.RUNNING)
     run.folder("metrics")

@@ -15,6 +15,7 @@ from farandole.dashboard.server.rows import RunRows
 from farandole.job.runs import journal
 from farandole.job.runs.folder import RunFolder
 from farandole.job.tracking.tracker import WAITING
+from farandole.jobs import rank_journal
 
 LOOK = 0.3  # seconds between two checks
 _PING = 15.0  # seconds without an event after which a comment keeps the connection alive
@@ -75,7 +76,8 @@ class RunWatch:
         self._sizes: dict[str, int] = {}
         self._state: Any = None
         self._offsets: dict[int, int] = {}
-        ranks = min(folder.spec().resources.ranks, _MOST_RANKS)
+        resources = folder.spec().resources
+        ranks = min(resources.most_ranks, _MOST_RANKS)
         self._logs = {str(rank): folder.log_of(rank) for rank in range(ranks)}
         self._logs["all"] = folder.file("logs", "runner.txt")
         self._journals = {rank: folder.metrics_of(rank) for rank in range(ranks)}
@@ -108,6 +110,8 @@ class RunWatch:
         if key == self._state or not folder.exists():
             return None
         self._state = key
+        started = sorted(rank_journal.processes(folder))[-_MOST_RANKS:]
+        self._logs |= {str(process): folder.log_of(process) for process in started}
         end = folder.end()
         return {
             "state": folder.state().value,

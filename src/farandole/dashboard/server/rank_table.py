@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from farandole.job.runs import journal
 from farandole.job.runs.folder import RunFolder
-from farandole.jobs.rank_journal import RankProcess, processes
+from farandole.job.runs.spec import Resources
+from farandole.jobs import rank_journal
+from farandole.jobs.rank_journal import RankProcess, RankRecordsRead
 
 _TAIL = 1 << 14  # bytes at the end of a journal that contain the latest samples
 _SLOW = 0.2  # least share of its time for which a rank is reported to wait for a slower one
+_MOST_ENDED = 20  # ended processes of an elastic run that are shown
 _WAIT, _RATE = "training/wait_seconds_per_step", "training/steps_per_second"
 
 
@@ -30,7 +34,10 @@ class RankSamples(NamedTuple):
 def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one dict per rank. Raises RunError if the run's folder is damaged.
 
-    - ``rank``, ``node``: Numbers from 0.
+    - ``rank``, ``node``: Numbers from 0. In an elastic run, the rank of the latest membership; None
+      for a process that has ended, up to 20 of them after the ranks.
+    - ``process``: The number of the rank's process, whose log it is; differs from ``rank`` in an
+      elastic run only.
     - ``host``: The name of the host; empty before the start.
     - ``state``: ``pending``, ``running``, ``waiting`` (for other ranks, for seconds),
       ``completed``, ``failed``, or ``ended`` if its exit code is unknown.
@@ -43,32 +50,89 @@ def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
       if unknown.
     - ``log_bytes``: The size of the rank's log.
     """
-    resources = folder.spec().resources
+    known = rank_journal.read(folder)
+    places = _places(folder.spec().resources, known)
     is_over = folder.end() is not None
-    known = processes(folder)
-    samples = {} if is_over else {rank: _samples(folder, rank) for rank in range(resources.ranks)}
+    samples = {} if is_over else {each.rank: _samples(folder, each.rank) for each in places}
     slowest = _slowest(samples)
-    found = []
-    for rank in range(resources.ranks):
-        process = known.get(rank)
-        own = (
-            samples.get(rank, RankSamples()) if process and process.code is None else RankSamples()
-        )
-        slower = [slowest] if slowest not in (None, rank) and (own.share or 0.0) >= _SLOW else []
-        found.append(
-            {
-                "rank": rank,
-                "node": rank // resources.ranks_per_node,
-                "host": _host(folder, process),
-                "state": _state(process, own, is_over),
-                "exit_code": process.code if process else None,
-                "waiting_for": list(own.missing) or slower,
-                "collectives": list(own.names),
-                "wait_share": own.share,
-                "log_bytes": _size(folder.log_of(rank)),
-            }
-        )
-    return found
+    found = [_row(folder, each, known, samples, slowest) for each in places]
+    return found + _ended(folder, known, {each.process for each in places})
+
+
+class _RankPlace(NamedTuple):
+    """A rank, its node, and the number of its process, which is the rank in a run of a fixed
+    size.
+    """
+
+    rank: int
+    node: int
+    process: int
+
+
+def _places(resources: Resources, known: RankRecordsRead) -> list[_RankPlace]:
+    """Return the ranks of a run; of an elastic run, the ranks of the latest membership."""
+    per_node = resources.ranks_per_node
+    if not known.memberships:
+        return [_RankPlace(rank, rank // per_node, rank) for rank in range(resources.ranks)]
+    members = known.memberships[-1].members
+    hosts = list(dict.fromkeys(host for _, host in members))
+    alone = len(hosts) == 1
+    return [
+        _RankPlace(rank, rank // per_node if alone else hosts.index(host), process)
+        for rank, (process, host) in enumerate(members)
+    ]
+
+
+def _row(
+    folder: RunFolder,
+    place: _RankPlace,
+    known: RankRecordsRead,
+    samples: Mapping[int, RankSamples],
+    slowest: int | None,
+) -> dict[str, Any]:
+    rank, process = place.rank, known.processes.get(place.process)
+    own = samples.get(rank, RankSamples()) if process and process.code is None else RankSamples()
+    slower = [slowest] if slowest not in (None, rank) and (own.share or 0.0) >= _SLOW else []
+    return {
+        "rank": rank,
+        "process": place.process,
+        "node": place.node,
+        "host": _host(folder, process),
+        "state": _state(process, own, folder.end() is not None),
+        "exit_code": process.code if process else None,
+        "waiting_for": list(own.missing) or slower,
+        "collectives": list(own.names),
+        "wait_share": own.share,
+        "log_bytes": _size(folder.log_of(place.process)),
+    }
+
+
+def _ended(
+    folder: RunFolder, known: RankRecordsRead, members: Collection[int]
+) -> list[dict[str, Any]]:
+    """Return a row for each of the latest processes of an elastic run that have ended and are no
+    members; ``rank`` is None.
+    """
+    ended = [
+        number
+        for number, each in known.processes.items()
+        if known.memberships and number not in members and each.code is not None
+    ]
+    return [
+        {
+            "rank": None,
+            "process": number,
+            "node": 0,
+            "host": _host(folder, known.processes[number]),
+            "state": _state(known.processes[number], RankSamples(), folder.end() is not None),
+            "exit_code": known.processes[number].code,
+            "waiting_for": [],
+            "collectives": [],
+            "wait_share": None,
+            "log_bytes": _size(folder.log_of(number)),
+        }
+        for number in ended[-_MOST_ENDED:]
+    ]
 
 
 def _host(folder: RunFolder, process: RankProcess | None) -> str:

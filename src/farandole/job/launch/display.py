@@ -34,7 +34,17 @@ class RankRecords(Protocol):
         """Record the slots of all ranks of a job."""
 
     def ended(self, rank: int, code: int) -> None:
-        """Record the exit code of a rank; the negative number of a signal."""
+        """Record the exit code of a rank, or of a process of an elastic job; the negative number of
+        a signal.
+        """
+
+    def added(self, process: int, host: str) -> None:
+        """Record the start of a process of an elastic job."""
+
+    def formed(self, number: int, members: Sequence[tuple[int, str]]) -> None:
+        """Record a membership of an elastic job: its number, and the process and host of each
+        rank, in rank order.
+        """
 
 
 class Display:

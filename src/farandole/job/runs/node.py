@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from farandole.job.runs.folder import RUN_ID_VARIABLE, RUN_VARIABLE, make_private
 
 NODE_RANKS_VARIABLE = "FARANDOLE_RANKS_PER_NODE"
 # The number of TensorFlow's workers among the ranks; the others are parameter servers.
 TF_WORKERS_VARIABLE = "FARANDOLE_TF_WORKERS"
+# The hosts of an elastic run in the order of its nodes; on one host, nodes are counted by slots.
+NODE_HOSTS_VARIABLE = "FARANDOLE_NODE_HOSTS"
 # Set for the runs of farandole-azureml.
 AZUREML_VARIABLE = "AZUREML_ARM_PROJECT_NAME"
 
@@ -30,9 +32,12 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
     folder = env[RUN_VARIABLE]
     if not per_node:
         return
-    node, local = divmod(rank, per_node)
+    if NODE_HOSTS_VARIABLE in env:
+        node, local = _elastic_node(per_node, env)
+    else:
+        node, local = divmod(rank, per_node)
     nodes = -(-size // per_node)
-    local_size = min(per_node, size - node * per_node)
+    local_size = max(1, min(per_node, size - node * per_node))
     env.update(node_variables(rank, size, node, nodes, local, local_size))
     env.setdefault("NCCL_SOCKET_IFNAME", "^docker0,lo")
     work = os.path.join(folder, "work", f"node-{node}")
@@ -42,6 +47,15 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
         env["PWD"] = os.getcwd()
         if AZUREML_VARIABLE in env:
             _speak_azureml(folder, env)
+
+
+def _elastic_node(per_node: int, env: Mapping[str, str]) -> tuple[int, int]:
+    """Return the node of a process of an elastic run, and its number on the node. They follow from
+    its host and slot, because its rank changes.
+    """
+    hosts = env[NODE_HOSTS_VARIABLE].split(",")
+    slot, host = int(env["HOROVOD_LOCAL_RANK"]), env["HOROVOD_HOSTNAME"]
+    return hosts.index(host) + slot // per_node, slot % per_node
 
 
 def _speak_azureml(folder: str, env: MutableMapping[str, str]) -> None:

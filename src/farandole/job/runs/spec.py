@@ -58,9 +58,12 @@ class InputSpec:
 class Resources:
     """The resources of a run on a target.
 
-    - ``nodes``, ``ranks_per_node``: Their product is the number of ranks.
+    - ``nodes``, ``ranks_per_node``: Their product is the number of ranks, in an elastic run at the
+      start.
     - ``cores``, ``gpus``: The number per rank.
     - ``memory``: Bytes per rank; 0 for no requirement.
+    - ``min_nodes``, ``max_nodes``: The least and the greatest number of nodes of an elastic run,
+      both at least 1; both 0 for a run of a fixed size.
     """
 
     nodes: int = 1
@@ -68,10 +71,26 @@ class Resources:
     cores: float = 1.0
     memory: int = 0
     gpus: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def elastic(self) -> bool:
+        return bool(self.min_nodes or self.max_nodes)
+
+    @property
+    def most_nodes(self) -> int:
+        """The number of nodes that the run may occupy."""
+        return max(self.nodes, self.max_nodes)
+
+    @property
+    def most_ranks(self) -> int:
+        """The number of ranks that the run may have."""
+        return self.most_nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from farandole.jobs.references import find_run
 from farandole.jobs.summary import summary
 
 _MOST_ARTIFACTS = 10
+_MOST_MEMBERSHIPS = 5
 
 
 def parser() -> Parser:
@@ -46,6 +47,7 @@ def described(found: dict[str, Any]) -> str:
             ("cause", found["cause"]),
             ("command", " ".join(found["command"]) or "a function"),
             ("target", f"{found['target']}: {_places(found)}"),
+            ("ranks", _memberships(found["memberships"])),
             ("submitted", readable_time(found["submitted"])),
             ("started", readable_time(found["started"])),
             ("duration", readable_duration(found["seconds"])),
@@ -66,7 +68,27 @@ def described(found: dict[str, Any]) -> str:
 
 
 def _places(found: dict[str, Any]) -> str:
-    return f"{counted(found['ranks'], 'rank')} on {counted(found['nodes'], 'node')}"
+    places = f"{counted(found['ranks'], 'rank')} on {counted(found['nodes'], 'node')}"
+    resources = found["resources"]
+    if not resources["max_nodes"]:
+        return places
+    return f"{places} (elastic: {resources['min_nodes']} to {resources['max_nodes']} nodes)"
+
+
+def _memberships(memberships: list[dict[str, Any]]) -> str:
+    """Return the memberships of an elastic run, the latest ones one per line; empty if the ranks
+    have not changed.
+    """
+    if len(memberships) < 2:
+        return ""
+    lines = [
+        f"{each['ranks']} since {readable_time(each['time'])} (processes"
+        f" {', '.join(map(str, each['processes']))})"
+        for each in memberships
+    ]
+    if len(lines) > _MOST_MEMBERSHIPS:
+        lines = [f"{len(lines) - _MOST_MEMBERSHIPS} earlier", *lines[-_MOST_MEMBERSHIPS:]]
+    return "\n".join(lines)
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ EXAMPLE = """farandole submit --nodes 2 --ranks-per-node 2 -- python train.py --
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Settings for which this command has its own options.
-_OWN = ("grace_seconds", "track")
+_OWN = ("grace_seconds", "track", "min_np", "max_np", "host_discovery_script", "slots_per_host")
 
 
 def parser() -> Parser:
@@ -62,6 +62,14 @@ def _add_request(made: Parser) -> None:
     )
     add("--target", metavar="NAME", default="local", help="where it runs (default: local)")
     add("--nodes", metavar="N", type=int, default=1, help="number of nodes (default: 1)")
+    add(
+        "--min-nodes",
+        metavar="N",
+        type=int,
+        default=0,
+        help="fewest nodes with which an elastic run continues (default: fixed size)",
+    )
+    add("--max-nodes", metavar="N", type=int, default=0, help="most nodes of an elastic run")
     add(
         "--ranks-per-node",
         "-np",
@@ -150,6 +158,8 @@ def request(options: argparse.Namespace, command: Sequence[str]) -> ScriptRun:
         command=list(command),
         nodes=options.nodes,
         ranks_per_node=options.ranks_per_node,
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
         target=options.target,
         environment=EnvironmentSpec(
             policy=options.policy, file=options.environment, python=options.python

@@ -9,7 +9,18 @@ from farandole.job.runs.folder import RunFolder
 from farandole.jobs.details import details, readable_duration
 
 # Facts that are not compared, because they differ between any two runs.
-_OWN = ("run_id", "folder", "submitted", "started", "ended", "messages", "artifacts", "submission")
+_OWN = (
+    "run_id",
+    "folder",
+    "submitted",
+    "started",
+    "ended",
+    "messages",
+    "artifacts",
+    "submission",
+    "memberships",
+    "rank_seconds",
+)
 
 
 def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
@@ -34,7 +45,7 @@ def flattened(folder: RunFolder) -> dict[str, Any]:
     facts["snapshot"] = submission.get("snapshot", "")[:12]
     if found["seconds"] is not None:
         facts["seconds"] = readable_duration(found["seconds"])
-        facts["rank-hours"] = f"{found['seconds'] * found['ranks'] / 3600:.4f}"
+        facts["rank-hours"] = f"{found['rank_seconds'] / 3600:.4f}"
     facts |= {f"metric.{name}": value for name, value in last_values(folder).items()}
     return facts
 

@@ -38,6 +38,7 @@ class Reason(str, Enum):
     SEEDS = "seeds"
     END = "end"
     ATTEMPTS = "attempts"
+    SIZES = "changed-ranks"
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def machines(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
 
 def _short_of_cores(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
     for run in runs:
-        per_host = run.ranks / max(1, len(run.hosts))
+        per_host = max(run.sizes, default=run.ranks) / max(1, len(run.hosts))
         if run.cores and per_host > run.cores:
             yield Unfairness(
                 Reason.CORES,
@@ -321,6 +322,26 @@ def ends(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
             )
 
 
+def sizes(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
+    """Find elastic runs whose number of ranks has changed."""
+    for run in runs:
+        if len(set(run.sizes)) < 2:
+            continue
+        effect = (
+            "Its duration belongs to no one number of ranks."
+            if run.fixed_batch
+            else "The batch of all ranks has changed with it, and its duration belongs to no one"
+            " number of ranks."
+        )
+        yield Unfairness(
+            Reason.SIZES,
+            (run.run_id,),
+            f"{label(run)} had {_listed([str(each) for each in run.sizes])} ranks in turn.",
+            effect,
+            "Compare rank-hours, samples and steps, or runs of a fixed size.",
+        )
+
+
 _Check = Callable[[Sequence[RunMeasures]], Iterator[Unfairness]]
 _CHECKS: tuple[_Check, ...] = (
     no_exchange,
@@ -331,6 +352,7 @@ _CHECKS: tuple[_Check, ...] = (
     settings,
     machines,
     seeds,
+    sizes,
     ends,
 )
 
@@ -367,6 +389,8 @@ def _listed(hosts: Sequence[str]) -> str:
 
 def _global_batch(run: RunMeasures) -> float:
     """Return the samples per step of one model."""
+    if len(set(run.sizes)) > 1:
+        return 0.0
     return (run.batch or 0.0) * (1 if run.exchanges is False else run.ranks)
 
 

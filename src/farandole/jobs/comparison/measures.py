@@ -39,8 +39,11 @@ _SEEDS = ("seed", "random_seed", "random_state")
 class RunMeasures:
     """The measures of a run; None for an unknown measure.
 
-    - ``seconds``: The duration of the run's last attempt; ``rank_hours``: its product with the
-      number of ranks, in hours.
+    - ``ranks``: The number of ranks; of an elastic run, the last one. ``sizes``: the numbers of
+      ranks of all its memberships in order; empty for a run of a fixed size. ``fixed_batch``:
+      whether the batch of all ranks stays the same when ranks come and go.
+    - ``seconds``: The duration of the run's last attempt; ``rank_hours``: the total duration of its
+      ranks, in hours.
     - ``began``: The start of the run's last attempt, in seconds since 1970.
     - ``samples``: Samples that all ranks have trained on; a sample counts once per epoch and rank.
     - ``samples_per_model``: Samples that one model has seen: the samples of rank 0 if the ranks
@@ -86,6 +89,8 @@ class RunMeasures:
     cores: int | None = None
     other_load: float | None = None
     findings: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    fixed_batch: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,7 +116,9 @@ def measures(folder: RunFolder) -> RunMeasures:
     host_of = {rank: str(each[-1].get("host")) for rank, each in processes.items() if each}
     exchanges = _exchanges(facts["ranks"], codes, zero)
     same_data = _same_data(facts["ranks"], codes, training)
-    samples = _total(automatic, SAMPLES, facts["ranks"])
+    elastic = bool(facts["memberships"])
+    of_ranks = _total(automatic, SAMPLES, facts["ranks"])
+    samples = _total_of_processes(folder, ranks) if elastic else of_ranks
     return RunMeasures(
         run_id=folder.run_id,
         name=facts["name"],
@@ -122,7 +129,8 @@ def measures(folder: RunFolder) -> RunMeasures:
         attempts=facts["attempts"],
         seconds=facts["seconds"],
         began=facts["started"],
-        rank_hours=None if facts["seconds"] is None else facts["seconds"] * facts["ranks"] / 3600,
+        rank_hours=None if facts["rank_seconds"] is None else facts["rank_seconds"] / 3600,
+        **_sizes(facts),
         samples=samples,
         samples_per_model=zero.get(SAMPLES) if exchanges is False else samples,
         steps=zero.get(STEPS),
@@ -142,6 +150,13 @@ def measures(folder: RunFolder) -> RunMeasures:
         other_load=_other_load(folder, host_of),
         findings=codes,
     )
+
+
+def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "sizes": tuple(each["ranks"] for each in facts["memberships"]),
+        "fixed_batch": bool(facts["settings"].get("fixed_global_batch")),
+    }
 
 
 def _training(folder: RunFolder, rank: int) -> dict[str, Any]:
@@ -196,6 +211,26 @@ def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> 
     """Return the sum of a metric over all ranks; None if a rank has none."""
     known = [each[name] for each in values.values() if name in each]
     return sum(known) if known and len(known) == ranks else None
+
+
+def _total_of_processes(folder: RunFolder, ranks: Sequence[int]) -> float | None:
+    """Return the samples of an elastic run. The journal of a rank holds the totals of several
+    processes in turn, and a process whose rank changes goes on in another journal. A process is
+    known by its host and pid; its samples are the highest total that it has recorded. None if no
+    process has recorded any.
+    """
+    found: dict[tuple[str, int], float] = {}
+    for rank in ranks:
+        begins = [
+            (float(each["time"]), str(each.get("host")), int(each.get("pid", 0)))
+            for each in metrics.logged(folder, PROCESS, rank)
+        ]
+        _, times, values = metrics.series(folder, SAMPLES, rank)
+        for when, total in zip(times.tolist(), values.tolist(), strict=True):
+            of = [(host, pid) for began, host, pid in begins if began <= when]
+            if of:
+                found[of[-1]] = max(found.get(of[-1], 0.0), total)
+    return sum(found.values()) if found else None
 
 
 def _other_load(folder: RunFolder, hosts: Mapping[int, str]) -> float | None:

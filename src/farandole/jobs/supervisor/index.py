@@ -167,10 +167,14 @@ class Index:
 def _row(folder: RunFolder) -> tuple[Any, ...]:
     spec, submitted, end = folder.spec(), folder.submitted(), folder.end()
     state, started = RunState.QUEUED, None
+    ranks, nodes = spec.resources.ranks, spec.resources.nodes
     for event in folder.events():
         if event.get("event") == "state":
             state = RunState(event["state"])
             started = event["time"] if state is RunState.RUNNING else started
+        elif event.get("event") == "membership":
+            ranks = int(event["ranks"])
+            nodes = -(-ranks // spec.resources.ranks_per_node)
     if end is not None:
         state = RunState(end["state"])
     return (
@@ -180,8 +184,8 @@ def _row(folder: RunFolder) -> tuple[Any, ...]:
         submitted["number"],
         state.value,
         spec.target,
-        spec.resources.ranks,
-        spec.resources.nodes,
+        ranks,
+        nodes,
         submitted["time"],
         started,
         end["time"] if end else None,

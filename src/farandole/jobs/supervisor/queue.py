@@ -138,8 +138,8 @@ class _Free:
 
 
 def total(resources: Resources) -> Resources:
-    """Return the total resources of all ranks."""
-    ranks = resources.ranks
+    """Return the total resources of all ranks; of an elastic run, of the most that it may have."""
+    ranks = resources.most_ranks
     return Resources(
         cores=resources.cores * ranks,
         memory=resources.memory * ranks,

@@ -49,20 +49,20 @@ class LocalTarget:
 
     def check(self, resources: Resources) -> None:
         has = self._capacity
-        if has.nodes and resources.nodes > has.nodes:
+        if has.nodes and resources.most_nodes > has.nodes:
             raise SettingsError(
                 f"the target {self._spec.name!r} has at most {has.nodes} nodes, and"
-                f" {resources.nodes} are asked for; ask for fewer, or raise its max_nodes"
+                f" {resources.most_nodes} are asked for; ask for fewer, or raise its max_nodes"
             )
-        if resources.gpus * resources.ranks > has.gpus:
+        if resources.gpus * resources.most_ranks > has.gpus:
             raise SettingsError(
-                f"{resources.gpus * resources.ranks} GPUs are asked for, and this host has"
+                f"{resources.gpus * resources.most_ranks} GPUs are asked for, and this host has"
                 f" {has.gpus}; ask for fewer, or choose another target"
             )
-        if has.memory and resources.memory * resources.ranks > has.memory:
+        if has.memory and resources.memory * resources.most_ranks > has.memory:
             raise SettingsError(
-                f"{resources.memory * resources.ranks:,} bytes of memory are asked for, and this"
-                f" host has {has.memory:,}; ask for less, or choose another target"
+                f"{resources.memory * resources.most_ranks:,} bytes of memory are asked for, and"
+                f" this host has {has.memory:,}; ask for less, or choose another target"
             )
 
     def capacity(self) -> Capacity:
@@ -90,6 +90,16 @@ def check_options(spec: TargetSpec, known: Sequence[str]) -> None:
         raise SettingsError(
             f"the target {spec.name!r} of kind {spec.kind!r} has no option {wrong[0]!r}"
             f" (options: {', '.join(known)})"
+        )
+
+
+def check_fixed(spec: TargetSpec, resources: Resources) -> None:
+    """Raise SettingsError for an elastic run, on a target that starts all ranks at once."""
+    if resources.elastic:
+        raise SettingsError(
+            f"the target {spec.name!r} of kind {spec.kind!r} runs a fixed number of nodes, and"
+            f" {resources.min_nodes} to {resources.max_nodes} are asked for; leave out min_nodes"
+            " and max_nodes, or choose a target of kind local or ssh"
         )
 
 

@@ -25,7 +25,7 @@ from farandole.jobs.targets.contract import (
     TargetSpec,
     Ticket,
 )
-from farandole.jobs.targets.local import check_options
+from farandole.jobs.targets.local import check_fixed, check_options
 
 QUESTION_SECONDS = 2.0  # the shortest time between two queries to Slurm's controller
 _TIMEOUT = 30.0
@@ -60,6 +60,7 @@ class SlurmTarget:
         self._known: dict[str, Presence] = {}
 
     def check(self, resources: Resources) -> None:
+        check_fixed(self._spec, resources)
         if shutil.which("sbatch") is None:
             raise SettingsError(
                 f"the target {self._spec.name!r} needs Slurm's sbatch, which is not on the PATH;"

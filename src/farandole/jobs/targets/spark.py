@@ -17,7 +17,13 @@ from farandole.jobs.targets.contract import (
     TargetSpec,
     Ticket,
 )
-from farandole.jobs.targets.local import check_options, end_here, presence_here, start_here
+from farandole.jobs.targets.local import (
+    check_fixed,
+    check_options,
+    end_here,
+    presence_here,
+    start_here,
+)
 
 SESSION_VARIABLE = "PYSPARK_SUBMIT_ARGS"  # read by pyspark when it starts its Java process
 
@@ -37,6 +43,7 @@ class SparkTarget:
         self._spec = spec
 
     def check(self, resources: Resources) -> None:
+        check_fixed(self._spec, resources)
         if importlib.util.find_spec("pyspark") is None:
             raise SettingsError(
                 f"the target {self._spec.name!r} needs pyspark, which is not installed:"

@@ -300,6 +300,8 @@ class ElasticWatch(Watch):
             self._coordinator.end(member.process, False, time.monotonic())
             return
         self._streams.add_rank(member.process)
+        if self._job.display.ranks is not None:
+            self._job.display.ranks.added(member.process, member.host)
         self._by_process[member.process] = worker
         self._workers = [*self._workers, worker]
         self._slots = [*self._slots, worker.slot]
@@ -311,6 +313,9 @@ class ElasticWatch(Watch):
         self._store.set(keys.NOW, b"%d" % membership.number)
         self._store.set(keys.membership(membership.number), with_port.to_bytes())
         self._published = membership.number
+        if self._job.display.ranks is not None:
+            members = [(member.process, member.host) for member in membership.members]
+            self._job.display.ranks.formed(membership.number, members)
         self._tail = JobTail(len(membership.members), self._job.settings)
         if membership.number > 1:
             size = counted(len(membership.members), "rank")

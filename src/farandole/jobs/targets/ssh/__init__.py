@@ -135,7 +135,8 @@ class SshTarget:
 def hosts_for(
     hosts: Sequence[tuple[str, int]], resources: Resources, busy: Mapping[str, int] | None = None
 ) -> str:
-    """Return hosts with slots for the ranks, such as ``h1:2,h2:2``. Pure.
+    """Return hosts with slots for the ranks, such as ``h1:2,h2:2``; for an elastic run, up to its
+    greatest number of nodes. Pure.
 
     Hosts with enough free slots come first; ``busy``: the number of occupied slots by host. Raises
     SettingsError if too few hosts have a slot for each rank of a node.
@@ -149,7 +150,7 @@ def hosts_for(
         )
     taken = busy or {}
     order = sorted(fitting, key=lambda each: taken.get(each[0], 0) + need > each[1])
-    return ",".join(f"{_bracketed(host)}:{need}" for host, _ in order[: resources.nodes])
+    return ",".join(f"{_bracketed(host)}:{need}" for host, _ in order[: resources.most_nodes])
 
 
 def occupied(tickets: Sequence[Ticket]) -> Counter[str]:

@@ -62,7 +62,7 @@ function fact(name, value, title = "") {
 }
 
 function mainFacts(facts) {
-  const ranks = facts.ranks.length ?? facts.ranks;
+  const ranks = Array.isArray(facts.ranks) ? facts.ranks.filter(({ rank }) => rank !== null).length : facts.ranks;
   const nodes = facts.nodes === 1 ? "" : ` on ${count(facts.nodes, "node")}`;
   const waiting = facts.queue_position;
   return [

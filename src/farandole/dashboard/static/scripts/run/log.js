@@ -24,12 +24,12 @@ export class LogPart {
   }
 
   build(place, facts) {
-    const ranks = Array.from({ length: rankCount(facts) }, (_, rank) => String(rank));
+    const ranks = processes(facts);
     this.choice = h(
       "select",
       { "aria-label": "Log of", onchange: () => this.choose(this.choice.value) },
       (this.joint ? ["all", ...ranks] : ranks).map((rank) =>
-        h("option", { value: rank, selected: rank === this.rank }, rank === "all" ? "All ranks" : `Rank ${rank}`),
+        h("option", { value: rank, selected: rank === this.rank }, rank === "all" ? "All ranks" : `${isElastic(facts) ? "Process" : "Rank"} ${rank}`),
       ),
     );
     this.field = h("input.log-search", {
@@ -324,6 +324,16 @@ export class LogPart {
     this.closed = true;
     this.clear();
   }
+}
+
+/** Return the numbers of the processes with a log: the ranks, or all processes of an elastic run. */
+function processes(facts) {
+  if (!Array.isArray(facts.ranks)) return Array.from({ length: facts.ranks }, (_, rank) => String(rank));
+  return facts.ranks.map((each) => each.process ?? each.rank).sort((a, b) => a - b).map(String);
+}
+
+function isElastic(facts) {
+  return Boolean(facts.memberships?.length);
 }
 
 function rankCount(facts) {

@@ -1,7 +1,7 @@
 // The ranks of a run by host: their states, and the ranks for which they wait.
 
 import { fill, h } from "../shared/dom.js";
-import { count, size } from "../shared/format.js";
+import { count, moment, size } from "../shared/format.js";
 
 export class RanksPart {
   constructor(place, facts, view) {
@@ -11,11 +11,24 @@ export class RanksPart {
   }
 
   facts(facts) {
-    const ranks = Array.isArray(facts.ranks) ? facts.ranks : [];
-    const drawn = JSON.stringify(ranks);
+    const all = Array.isArray(facts.ranks) ? facts.ranks : [];
+    const memberships = facts.memberships ?? [];
+    const drawn = JSON.stringify([all, memberships]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
-    fill(this.place, h("div.ranks", {}, summary(ranks), hosts(ranks).map((host) => this.host(host))));
+    this.elastic = memberships.length > 0;
+    const ranks = all.filter(({ rank }) => rank !== null);
+    fill(
+      this.place,
+      h(
+        "div.ranks",
+        {},
+        summary(ranks),
+        hosts(ranks).map((host) => this.host(host)),
+        this.ended(all.filter(({ rank }) => rank === null)),
+        history(memberships),
+      ),
+    );
   }
 
   host({ name, node, ranks }) {
@@ -40,8 +53,45 @@ export class RanksPart {
     );
   }
 
+  /** Return the table of an elastic run's processes that have ended and are no ranks. */
+  ended(processes) {
+    if (!processes.length) return null;
+    return h(
+      "section.host",
+      {},
+      h("h2.host-name", {}, "Ended processes"),
+      h(
+        "div.table-scroll",
+        { tabindex: "0", role: "region", "aria-label": "Ended processes" },
+        h(
+          "table.plain",
+          {},
+          h("thead", {}, h("tr", {}, ["Process", "Host", "State", "Log"].map((title) => h("th", { scope: "col" }, title)))),
+          h(
+            "tbody",
+            {},
+            processes.map((each) =>
+              h(
+                "tr",
+                { data: { process: each.process } },
+                h("th", { scope: "row" }, each.process),
+                h("td", {}, each.host),
+                h("td", {}, state(each)),
+                h("td", {}, this.log(each)),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+
+  log({ process, rank, log_bytes: bytes }) {
+    const open = () => this.view.open("log", new URLSearchParams({ rank: process ?? rank }));
+    return h("button.link", { onclick: open }, bytes ? size(bytes) : "empty");
+  }
+
   row(rank) {
-    const open = () => this.view.open("log", new URLSearchParams({ rank: rank.rank }));
     return h(
       "tr",
       { data: { rank: rank.rank } },
@@ -49,9 +99,26 @@ export class RanksPart {
       h("td", {}, state(rank)),
       h("td", {}, waiting(rank)),
       h("td", {}, share(rank.wait_share)),
-      h("td", {}, h("button.link", { onclick: open }, rank.log_bytes ? size(rank.log_bytes) : "empty")),
+      h("td", {}, this.log(rank), this.elastic ? h("span.dim", {}, ` of process ${rank.process}`) : null),
     );
   }
+}
+
+/** Return the memberships of an elastic run, the latest first. */
+function history(memberships) {
+  if (!memberships.length) return null;
+  return h(
+    "section.memberships",
+    {},
+    h("h2.host-name", {}, "Memberships"),
+    h(
+      "ol",
+      { reversed: "" },
+      [...memberships].reverse().map(({ ranks, time, hosts: names }) =>
+        h("li", {}, `${count(ranks, "rank")} on ${names.join(", ")} `, h("span.dim", {}, moment(time))),
+      ),
+    ),
+  );
 }
 
 function state({ state: name, exit_code: code }) {
