@@ -171,7 +171,9 @@ def _join(
     while True:
         placement = membership.await_placement(client, connection, settings)
         try:
-            return placement, _connect(placement, connection, settings)
+            transport = _connect(placement, connection, settings)
+            membership.find_store(client, placement)
+            return placement, transport
         except (HorovodInternalError, RendezvousError, OSError) as error:
             number = placement.generation
             log.logger.info("membership %d could not be formed: %s", number, error)

@@ -44,6 +44,11 @@ class ObjectNames:
         self._before = itertools.count(1)
         self._within: Iterator[int] | None = None
 
+    @property
+    def is_within(self) -> bool:
+        """True during a call of the function of ``elastic.run``."""
+        return self._within is not None
+
     def next(self) -> str:
         """Return the name of the object that is created now."""
         if self._within is not None:
@@ -142,9 +147,30 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
     placement = placements(membership)[membership.processes.index(connection.member)]
     os.environ.update(placement.to_env(variables(Placement)))
     os.environ.update(torch_variables(placement, "127.0.0.1", membership.port))
+    if not membership.port and not placement.rank:
+        _offer_store(client, placement, settings)
     who = f"rank {placement.rank}"
     log.configure(settings.log_level, who=who, hide_time=settings.log_hide_time)
     return placement
+
+
+def _offer_store(client: StoreClient, placement: Placement, settings: Settings) -> None:
+    """Publish the address of this process, rank 0 of a membership on several machines."""
+    # Imported here because most jobs are on one machine.
+    from farandole.net.interfaces import outside
+    from farandole.net.store.ports import free_port
+
+    address = outside(client.host, settings.network_interfaces)
+    client.set(keys.first(placement.generation), json.dumps([address, free_port()]).encode())
+
+
+def find_store(client: StoreClient, placement: Placement) -> None:
+    """Set the variables of torch.distributed's store, which rank 0 creates, for a membership on
+    several machines. Called once the ranks have connected: rank 0 has published its address before.
+    """
+    if os.environ["MASTER_PORT"] == "0":
+        address, port = json.loads(client.get(keys.first(placement.generation), _FOREVER))
+        os.environ.update(torch_variables(placement, address, port))
 
 
 def _next_membership(client: StoreClient, process: int) -> Membership:

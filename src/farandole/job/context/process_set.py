@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from farandole.base.log import logger
 from farandole.core.engine import Engine, Participant
-from farandole.errors import RequestError
+from farandole.errors import RequestError, ranks_named
 from farandole.job.context import communicator, session
-from farandole.job.context.membership import is_elastic
+from farandole.job.context.membership import is_elastic, object_names
 
 if TYPE_CHECKING:
     from farandole.core.groups.messages import Messages
@@ -81,6 +82,8 @@ class ProcessSet:
 
 
 _registered: set[ProcessSet] = set()  # in this session
+# The sets to register again when the ranks of an elastic job have changed, in order.
+_kept: list[ProcessSet] = []
 # Optimizers outlive the engine of their process set and continue with its next engine.
 _participants: WeakKeyDictionary[ProcessSet, WeakSet[Participant]] = WeakKeyDictionary()
 global_process_set = ProcessSet([])
@@ -88,14 +91,58 @@ global_process_set.process_set_id = 0
 global_process_set.ranks = None
 
 
-def registered() -> list[ProcessSet]:
-    """Return the sets registered in this session, in the order of their ids."""
-    return sorted(_registered, key=lambda process_set: process_set.process_set_id or 0)
+def register_again() -> None:
+    """Register the sets that the program has registered, in the same order, after the ranks of an
+    elastic job have changed.
+
+    Sets that the function of ``elastic.run`` itself has registered are left out, because it is
+    called again on all ranks, also on new ones.
+    """
+    for process_set in kept():
+        register(process_set)
+
+
+def kept() -> list[ProcessSet]:
+    """Return the sets that ``register_again`` registers."""
+    return list(_kept)
+
+
+def keep(process_sets: Sequence[ProcessSet]) -> None:
+    """Make ``process_sets`` the sets that ``register_again`` registers."""
+    _kept[:] = process_sets
+
+
+def _needs_no_engine(process_set: ProcessSet) -> bool:
+    """Return whether a set has no engine of its own in the present membership of an elastic job:
+    it is the set of all ranks, or lacks a rank, which is reported.
+
+    The set is registered in the next membership that has all its ranks, and others.
+    """
+    size, ranks = session.size(), process_set.ranks or []
+    if not is_elastic() or session.placement().generation <= 1 or process_set.mpi_comm is not None:
+        return False
+    if ranks == list(range(size)):
+        process_set.process_set_id = 0
+        _registered.add(process_set)
+        return True
+    if max(ranks, default=0) < size:
+        return False
+    logger.warning(
+        "the process set of %s cannot be used at present: the job has %d ranks. It is registered"
+        " again once the job has these ranks",
+        ranks_named(ranks),
+        size,
+    )
+    return True
 
 
 def register(process_set: ProcessSet) -> None:
     """Register ``process_set`` on all ranks, even if sets are not dynamic."""
     sets = session.current().sets
+    if process_set not in _kept and not object_names().is_within:
+        _kept.append(process_set)
+    if _needs_no_engine(process_set):
+        return
     if process_set.mpi_comm is not None:  # each rank may have its own communicator
         process_set.ranks = communicator.members(process_set.mpi_comm, session.rank())
         process_set.process_set_id = sets.add_each(process_set.ranks)
@@ -114,6 +161,7 @@ def hand_over_participants(process_set: ProcessSet, engine: Engine) -> None:
 
 def forget_all() -> None:
     """Clear the ids of all registered sets, because their session has ended."""
+    _kept.clear()
     while _registered:
         _registered.pop().process_set_id = None
 
@@ -171,6 +219,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     process_set.process_set_id = None
     _registered.discard(process_set)
+    if process_set in _kept:
+        _kept.remove(process_set)
     return True
 
 

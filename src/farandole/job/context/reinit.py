@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-from farandole.base.log import logger
-from farandole.errors import ranks_named
 from farandole.job.context import exchanges, process_set, session
 from farandole.job.context.lifecycle import init, shutdown
 
@@ -15,8 +13,8 @@ def reinitialize() -> None:
     program stay valid.
 
     All ranks must call this. In an elastic job, this process gets its place in the next membership,
-    and a process set with a rank that no longer exists is left out with a warning. The check for
-    exchanged gradients belongs to the job's end and is skipped here.
+    and a process set with a rank that does not exist is left out with a warning until it does. The
+    check for exchanged gradients belongs to the job's end and is skipped here.
 
     Raises HorovodInternalError if a rank is lost meanwhile, and SystemExit with code 0 if this
     process has been removed from the job.
@@ -25,18 +23,9 @@ def reinitialize() -> None:
     so_far = copy.copy(counts)
     counts.skipped = True
     dynamic = session.settings().dynamic_process_sets
-    process_sets = process_set.registered()
+    kept = process_set.kept()
     shutdown()
+    process_set.keep(kept)  # also for the next attempt if this one fails
     init(process_sets="dynamic" if dynamic else None)
     exchanges.exchange_counts().continue_from(so_far)
-    size = session.size()
-    for each in process_sets:
-        if each.mpi_comm is None and max(each.ranks or [0]) >= size:
-            logger.warning(
-                "the process set of %s no longer exists: the job now has %d ranks. Register another"
-                " one",
-                ranks_named(each.ranks or []),
-                size,
-            )
-            continue
-        process_set.register(each)
+    process_set.register_again()

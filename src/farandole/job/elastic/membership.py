@@ -32,7 +32,8 @@ class Membership(NamedTuple):
     - ``number``: The number of the membership in the job, from 1.
     - ``members``: The processes, in rank order.
     - ``removed``: The members of the membership before that are still running and have to leave.
-    - ``port``: A free port of the driver's host, for torch.distributed's store; 0 for none.
+    - ``port``: A free port for torch.distributed's store if all members are on the driver's host;
+      0 otherwise.
     """
 
     number: int

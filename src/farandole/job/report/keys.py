@@ -77,6 +77,13 @@ def membership(number: int) -> str:
     return f"membership/{number}"
 
 
+def first(number: int) -> str:
+    """Return the key of the address of rank 0 of a membership, and of a free port there, JSON, for
+    torch.distributed's store.
+    """
+    return f"membership/{number}/first"
+
+
 def broken(number: int) -> str:
     """Return the key set by the driver when a membership has lost a member."""
     return f"membership/{number}/broken"

@@ -308,7 +308,8 @@ class ElasticWatch(Watch):
         self._pump.listen_to([worker])
 
     def _publish(self, membership: Membership) -> None:
-        with_port = membership._replace(port=free_port())
+        # On other machines, rank 0 finds a port.
+        with_port = membership._replace(port=0 if self._places.remote else free_port())
         # First, because the membership wakes processes that read the number.
         self._store.set(keys.NOW, b"%d" % membership.number)
         self._store.set(keys.membership(membership.number), with_port.to_bytes())
