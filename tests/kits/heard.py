@@ -1,9 +1,10 @@
-"""What rank 0, or any other, is told by the log of a job."""
+"""The messages in the log of a job."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,3 +49,20 @@ def heard(n: int, *programs: Callable[[int], Any], **settings: Any) -> list[list
         return found
 
     return job(n, body, **settings)
+
+
+def reported(program: str, text: str, n: int = 2) -> list[str]:
+    """Return rank 0's messages with ``text`` while n ranks run ``program`` (source) as a script."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(program)
+        script.flush()
+        name = script.name
+
+        def body(rank: int) -> list[str]:
+            with listening() as texts:
+                exec(compile(program, name, "exec"), {"__name__": "__main__"})
+            return texts
+
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        texts = job(n, body, store=True)[0]
+    return [each for each in texts if text in each]

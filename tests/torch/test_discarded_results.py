@@ -4,12 +4,9 @@ each rank.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.kits.heard import reported
 from tests.kits.messages import mentions
 
 pytestmark = pytest.mark.slow
@@ -50,23 +47,8 @@ for step in range(103):
         (0, "p.data = hvd.allreduce(p.data) if step % 7 == 0 else p.data", "hvd.rank()"),
     ],
 )
-def test_means_that_are_dropped_are_told(
-    tmp_path: Path, count: int, reduce: str, seed: str
-) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM.format(reduce=reduce, seed=seed))
-    command = [
-        sys.executable,
-        "-m",
-        "farandole.cli",
-        "run",
-        "-np",
-        "2",
-        sys.executable,
-        str(script),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "20 steps with SGD" in line]
-    assert len(told) == bool(count), done.stderr
-    assert not count or mentions(told[0], "hvd.allreduce", f"{count} gradient{'s' * (count > 1)}")
+def test_dropped_means_are_reported(count: int, reduce: str, seed: str) -> None:
+    reports = reported(PROGRAM.format(reduce=reduce, seed=seed), "20 steps with SGD")
+    assert len(reports) == bool(count)
+    gradients = f"{count} gradient{'s' * (count > 1)}"
+    assert not count or mentions(reports[0], "hvd.allreduce", gradients)

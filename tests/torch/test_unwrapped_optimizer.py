@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.heard import reported
+
 pytestmark = pytest.mark.slow
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -41,23 +43,25 @@ if hvd.rank() == 0:
 @pytest.mark.parametrize(
     ("seed", "steps", "text"),
     [
-        (
-            "7",
-            300,
-            "train the same model on the same data",
-        ),
-        ("hvd.rank()", "3 + 20 * hvd.rank()", "train 2 unrelated models"),
+        ("7", 300, "train the same model on the same data"),
         ("1", 300, ""),  # it reduces its gradients itself, ten numbers
     ],
 )
-def test_programs_that_never_wrapped_their_optimizer(
-    tmp_path: Path, seed: str, steps: str | int, text: str
-) -> None:
-    """Rank 0 hears of it while it trains, at its 20th step or, if the other is late, at its 25th, or at its
-    end.
+def test_programs_that_never_wrapped_their_optimizer(seed: str, steps: int, text: str) -> None:
+    """Rank 0 reports the mistake during training: at its 20th step or, if the other rank is late,
+    at its 25th.
     """
+    reports = reported(SOLO.format(seed=seed, steps=steps, by_hand=not text), "exchanged nothing")
+    assert len(reports) == bool(text)
+    assert (
+        not text
+        or f"steps with SGD and exchanged nothing, so the 2 ranks of this job {text}" in reports[0]
+    )
+
+
+def test_unrelated_models_are_reported_at_the_end(tmp_path: Path) -> None:
     script = tmp_path / "solo.py"
-    script.write_text(SOLO.format(seed=seed, steps=steps, by_hand=not text))
+    script.write_text(SOLO.format(seed="hvd.rank()", steps="3 + 20 * hvd.rank()", by_hand=False))
     command = [
         sys.executable,
         "-m",
@@ -70,12 +74,12 @@ def test_programs_that_never_wrapped_their_optimizer(
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "exchanged nothing" in line]
-    assert len(told) == bool(text), done.stderr
-    assert (
-        not text
-        or "steps with SGD and exchanged nothing, so the 2 ranks of this job " + text in told[0]
+    reports = [line for line in done.stderr.splitlines() if "exchanged nothing" in line]
+    assert len(reports) == 1, done.stderr
+    expected = (
+        "steps with SGD and exchanged nothing, so the 2 ranks of this job train 2 unrelated models"
     )
+    assert expected in reports[0]
 
 
 BESIDE = """
@@ -101,7 +105,7 @@ BY_HAND = "[hvd.allreduce_(parameter.grad) for parameter in nets[0].parameters()
 
 
 @pytest.mark.parametrize(
-    ("told", "changed"),
+    ("reports_it", "changed"),
     [
         (True, {}),
         (True, {"options": ", strategy='local_sgd:8'"}),
@@ -110,29 +114,11 @@ BY_HAND = "[hvd.allreduce_(parameter.grad) for parameter in nets[0].parameters()
         (False, {"plain": "hvd.DistributedOptimizer(plain, nets[0].named_parameters())"}),
     ],
 )
-def test_an_optimizer_that_is_not_wrapped_beside_one_that_is(
-    tmp_path: Path, told: bool, changed: dict[str, str]
+def test_a_plain_optimizer_next_to_a_distributed_one(
+    reports_it: bool, changed: dict[str, str]
 ) -> None:
-    script = tmp_path / "beside.py"
-    script.write_text(
-        BESIDE.format(
-            **{"plain": "plain", "options": "", "seed": "hvd.rank()", "between": ""} | changed
-        )
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "farandole.cli",
-        "run",
-        "-np",
-        "2",
-        sys.executable,
-        str(script),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "steps with" in line]
-    assert len(lines) == told, done.stderr
-    assert (
-        not told or "20 steps with SGD (parameters weight, bias) and exchanged nothing" in lines[0]
-    )
+    options = {"plain": "plain", "options": "", "seed": "hvd.rank()", "between": ""} | changed
+    reports = reported(BESIDE.format(**options), "steps with")
+    assert len(reports) == reports_it
+    expected = "20 steps with SGD (parameters weight, bias) and exchanged nothing"
+    assert not reports_it or expected in reports[0]
