@@ -283,3 +283,25 @@ def test_settings_choose_the_discovery(
     assert discovery_of(Settings(), {}, lambda: ["f:2"]).find() == {"f": 2}
     fixed = FixedHosts({"a": 1})
     assert discovery_of(Settings(), {}, fixed) is fixed
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", {}),
+        (
+            "echo pi-worker-0.pi.default.svc\necho pi-worker-1.pi.default.svc",
+            {"pi-worker-0.pi.default.svc": 2, "pi-worker-1.pi.default.svc": 2},
+        ),
+        (
+            "echo pi-launcher.pi-worker:1\necho pi-worker-0.pi-worker:4",
+            {"pi-launcher.pi-worker": 1, "pi-worker-0.pi-worker": 4},
+        ),
+    ],
+    ids=["no pods", "v2", "v1 with slots"],
+)
+def test_the_mpi_operators_script(
+    lines: str, expected: Hosts, script: Callable[[str], str]
+) -> None:
+    """The MPI operator rewrites ``/etc/mpi/discover_hosts.sh`` when pods come and go."""
+    assert ScriptDiscovery(script(lines), slots=2).find() == expected

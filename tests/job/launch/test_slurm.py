@@ -165,3 +165,49 @@ def test_it_knows_its_agents_and_its_ranks() -> None:
     assert placement is not None
     assert (placement.rank, placement.size, placement.hostname) == (1, 2, "b")
     assert slurm.SlurmLauncher().placement({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
+
+
+ELASTIC = """
+import os, subprocess, time
+from farandole.job.elastic.discovery.slurm import SlurmDiscovery
+from farandole.job.launch.elastic.requeue import SlurmRequeue
+if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+    print("restart", os.environ["SLURM_RESTART_COUNT"], flush=True)
+    raise SystemExit
+print(SlurmDiscovery().find(), flush=True)
+drain = ["scontrol", "update", "nodename=n2", "reason=test"]
+subprocess.run([*drain, "state=drain"], check=True)
+print(SlurmDiscovery().find(), flush=True)
+subprocess.run([*drain, "state=resume"], check=True)
+requeue = SlurmRequeue(True)
+requeue.ask(lambda text: print(text, flush=True))
+requeue.ask(lambda text: print("twice", flush=True))
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_an_elastic_job_finds_nodes_and_is_put_back_into_the_queue(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
+    program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
+    program.write_text(ELASTIC)
+    batch.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --time=5 --requeue --open-mode=append\n"
+        f"exec {sys.executable} {program}\n"
+    )
+    submit = ["sbatch", "--parsable", "--output", str(out), str(batch)]
+    number = slurm_cluster.run(submit).stdout.strip()
+    # Slurm waits two minutes before it runs a job again; this is a shorter way to the same start.
+    wanted = wait_until(lambda: out.exists() and "queue" in out.read_text(), 60)
+    assert wanted, out.read_text() if out.exists() else "no output"
+    assert wait_until(lambda: "PENDING" in _state(slurm_cluster, number), 60)
+    slurm_cluster.run(["scontrol", "update", f"jobid={number}", "starttime=now"])
+    assert wait_until(lambda: "restart 1" in out.read_text(), 150), out.read_text()
+    lines = out.read_text().splitlines()
+    assert lines[:2] == [str({"n1": 2, "n2": 2}), str({"n1": 2})]
+    assert mentions(lines[2], number)
+
+
+def _state(cluster: kit.Cluster, number: str) -> str:
+    return cluster.run(["squeue", "-h", "-j", number, "-o", "%T"]).stdout

@@ -27,6 +27,9 @@ class SlurmRequeue:
         import subprocess  # imported here because most jobs never start a program
 
         job, self._job = self._job, ""
+        count = os.environ.get("SLURM_RESTART_COUNT", "0")
+        # Before the request, because Slurm may end this process at once.
+        note(f"Slurm's job {job} returns to its queue (restarts so far: {count})")
         command = ["scontrol", "requeue", job]
         try:
             done = subprocess.run(
@@ -36,13 +39,9 @@ class SlurmRequeue:
             logger.warning("%s failed: %s", " ".join(command), error)
             return
         if done.returncode:
-            words = done.stderr.strip()[-500:]
             logger.warning(
-                "%s ended with exit code %d: %s. The job must be submitted with --requeue",
+                "%s ended with exit code %d: %s. Submit the job with sbatch --requeue",
                 " ".join(command),
                 done.returncode,
-                words,
+                done.stderr.strip()[-500:],
             )
-            return
-        count = os.environ.get("SLURM_RESTART_COUNT", "0")
-        note(f"Slurm's job {job} is in the queue again (restarts so far: {count})")
