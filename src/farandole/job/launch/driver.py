@@ -7,9 +7,7 @@ import copy
 import os
 from typing import Any
 
-from farandole.base.log import logger
 from farandole.errors import JobFailedError
-from farandole.job.config.doubts import doubts
 from farandole.job.config.rank_variables import RESTART_VARIABLE, RUN_VARIABLE
 from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
@@ -19,10 +17,10 @@ from farandole.job.launch.preparation import (
     describe,
     environment,
     output_streams,
-    pack,
+    prepared,
     results,
+    served,
     title,
-    visible_log,
     worker_command,
 )
 from farandole.job.launch.watch import Interrupted, Watch
@@ -81,10 +79,7 @@ def _run(job: Job) -> list[Any]:
     launcher = _launcher(job, request)
     check_open_files(job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(visible_log())
-        for doubt in doubts(job.settings, {**os.environ, **job.env}):
-            logger.warning("%s", doubt)
-        function = None if job.call is None else pack(job)
+        function = stack.enter_context(prepared(job))
         allocation = launcher.allocate(request)
         if display.verbose or (allocation.remote and not display.quiet):
             encrypted = ", encrypted (--tls)" if job.settings.tls else ""
@@ -92,10 +87,7 @@ def _run(job: Job) -> list[Any]:
         streams = stack.enter_context(output_streams(job))
         secret = handshake.new_secret(tls=job.settings.tls)
         store = allocation.listen(secret)
-        stack.callback(store.close)
-        stack.callback(allocation.close)
-        # Closed before the allocation, because the launcher may have to store the remaining output.
-        stack.callback(streams.close)
+        stack.enter_context(served(store, streams, allocation.close))
         if function is not None:
             store.set(keys.FUNCTION, function)
             function = None

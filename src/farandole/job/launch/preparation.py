@@ -15,6 +15,7 @@ from farandole.base.package import PYTHON
 from farandole.base.types import Slot
 from farandole.errors import JobFailedError
 from farandole.job.config import Connection, Placement, Settings
+from farandole.job.config.doubts import doubts
 from farandole.job.config.fields import variables
 from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams, is_terminal
@@ -24,6 +25,29 @@ from farandole.net.store.ports import free_port
 
 if TYPE_CHECKING:
     import logging
+
+
+@contextlib.contextmanager
+def prepared(job: Job) -> Iterator[bytes | None]:
+    """Show warnings of the driver and of the job's settings, and return the job's packed function;
+    None for a command.
+    """
+    with visible_log():
+        for doubt in doubts(job.settings, {**os.environ, **job.env}):
+            logger.warning("%s", doubt)
+        yield None if job.call is None else pack(job)
+
+
+@contextlib.contextmanager
+def served(store: StoreServer, streams: OutputStreams, close: Callable[[], None]) -> Iterator[None]:
+    """Close, at the end, the output, then the places of the job's processes (``close``), which may
+    have to store the remaining output, then the store.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        stack.callback(close)
+        stack.callback(streams.close)
+        yield
 
 
 def results(store: StoreServer, slots: Sequence[Slot]) -> list[Any]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from farandole.base.log import logger
 from farandole.errors import SettingsError
-from farandole.job.config.doubts import doubts
 from farandole.job.elastic.discovery.watch import HostWatch
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.elastic.places import LocalPlaces, Places
@@ -21,9 +18,9 @@ from farandole.job.launch.preparation import (
     describe,
     environment,
     output_streams,
-    pack,
+    prepared,
     results,
-    visible_log,
+    served,
     worker_command,
 )
 from farandole.job.report import keys
@@ -39,10 +36,7 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
     """
     check_open_files(plan.options.max_np or job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(visible_log())
-        for doubt in doubts(job.settings, {**os.environ, **job.env}):
-            logger.warning("%s", doubt)
-        function = None if job.call is None else pack(job)
+        function = stack.enter_context(prepared(job))
         streams = stack.enter_context(output_streams(job))
         listed: deque[dict[str, int]] = deque()
         hosts = HostWatch(plan.discovery, lambda found, _: listed.append(found))
@@ -51,9 +45,7 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
         places = places_of(job, first)
         secret = handshake.new_secret(tls=job.settings.tls)
         store = places.listen(secret)
-        stack.callback(store.close)
-        stack.callback(places.close)
-        stack.callback(streams.close)
+        stack.enter_context(served(store, streams, places.close))
         if function is not None:
             store.set(keys.FUNCTION, function)
             function = None
