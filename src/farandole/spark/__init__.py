@@ -8,8 +8,9 @@ import os
 from typing import Any
 
 from farandole.job.report.messages import log as log_to_driver
+from farandole.spark.elastic import run_elastic
 from farandole.spark.logs import LoopLog
-from farandole.spark.run import run, run_elastic
+from farandole.spark.run import run
 from farandole.spark.runner import HorovodRunner
 
 __all__ = [

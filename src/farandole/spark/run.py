@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from farandole.base.log import logger
 from farandole.errors import SettingsError
@@ -77,17 +77,16 @@ def run(
             err=stderr or sys.stderr,
         ),
     )
+    return as_without_driver(job)
+
+
+def as_without_driver(job: Job) -> list[Any]:
+    """Run ``job`` and return its results. A signal that ends it has its usual effect: Ctrl-C raises
+    KeyboardInterrupt.
+    """
     try:
         return driver.run(job)
     except driver.Interrupted as interrupted:
         error = interrupted.with_traceback(None)
     signal.raise_signal(error.signum)
     raise error
-
-
-def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise an error: elastic jobs are not supported yet."""
-    raise NotImplementedError(
-        "horovod.spark.run_elastic is not available, because this version of Farandole has no"
-        " elastic jobs. Use run(...) for a job of a fixed size"
-    )

@@ -1,9 +1,9 @@
-"""``horovod.spark.run`` on Farandole."""
+"""``horovod.spark.run`` and ``run_elastic`` on Farandole."""
 
 from farandole import spark
 from farandole.compat import with_note
-from farandole.spark import run_elastic
 
 run = with_note(spark.run)
+run_elastic = with_note(spark.run_elastic)
 
 __all__ = ["run", "run_elastic"]

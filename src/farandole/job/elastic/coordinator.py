@@ -174,7 +174,8 @@ class Coordinator:
         options, slots = self._options, self._pool.available(now)
         there = sum(slots.values())
         if there < options.np:
-            if not self._fixed and now < self._short_since + options.timeout:
+            seconds = options.start_timeout or options.timeout
+            if not self._fixed and now < self._short_since + seconds:
                 return []
             return [
                 GiveUp(

@@ -20,6 +20,7 @@ class ElasticOptions(NamedTuple):
     - ``min_np``: The least number of ranks. The job fails with fewer for ``timeout`` seconds.
     - ``max_np``: The greatest number of ranks; None: as many as there are slots.
     - ``timeout``: Seconds to wait for ``np`` slots at the start, and for ``min_np`` afterwards.
+    - ``start_timeout``: Seconds to wait for ``np`` slots at the start instead; 0: ``timeout``.
     - ``reset_limit``: The greatest number of changes of membership; None: no limit.
     - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: forever.
     - ``warning``: Seconds for which ranks that have left a membership wait for another until it is
@@ -35,6 +36,7 @@ class ElasticOptions(NamedTuple):
     cooldown: tuple[float, float] | None = None
     warning: float = 60.0
     patience: float = 0.0
+    start_timeout: float = 0.0
 
 
 def options_of(np: int | None, settings: Settings) -> ElasticOptions:

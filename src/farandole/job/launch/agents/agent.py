@@ -26,6 +26,7 @@ from farandole.base.types import Slot
 from farandole.errors import (
     AuthenticationError,
     HorovodInternalError,
+    JobFailedError,
     RendezvousError,
     SettingsError,
 )
@@ -51,9 +52,9 @@ class Agent:
     """The agent of one place.
 
     - ``task``: The instructions: index, address, secret (with ``redeem``: of a secret exchange),
-      timeout and gpus; ``env``, variables for the ranks of this place; ``hidden``, prefixes of
-      variables that ranks do not inherit, by default as in ``launcher_env``; ``cwd``, the ranks'
-      working directory, by default this one.
+      timeout and gpus; ``about``, the cluster's facts about this place; ``env``, variables for the
+      ranks of this place; ``hidden``, prefixes of variables that ranks do not inherit, by default
+      as in ``launcher_env``; ``cwd``, the ranks' working directory, by default this one.
     - ``folder``: The driver's packages, if this host had others.
     - ``odd``: The packages that differed.
     """
@@ -67,6 +68,7 @@ class Agent:
         self._client = redeem(client, task["index"]) if task.get("redeem") else client
         self._workers: list[LocalWorker] = []  # the ranks, followed by other processes
         self._ranks = 0
+        self._error = ""  # of the driver's dismissal
         self._grace = 0.0  # seconds for the ranks to end after the driver was lost
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
@@ -74,7 +76,11 @@ class Agent:
         self._talking: list[threading.Thread] = []
 
     def run(self) -> None:
-        """Serve until the driver dismisses the agent."""
+        """Serve until the driver dismisses the agent.
+
+        Raises JobFailedError if the driver's dismissal has an error, so that the cluster counts the
+        place as failed.
+        """
         try:
             self._client.announce(self.name)
             self._client.set(f"{self.name}/hello", json.dumps(self._hello()).encode())
@@ -93,6 +99,8 @@ class Agent:
                 self._listening.join(PATIENCE)
             os.close(self._wake_in)
             os.close(self._wake_out)
+        if self._error:
+            raise JobFailedError(self._error)
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -100,6 +108,7 @@ class Agent:
             "place": place(),
             "odd": dict(self._odd),
             "gpus": self._task.get("gpus", []),
+            "about": self._task.get("about", {}),
             "cores": cores(),
             "python": sys.executable,
             "pid": os.getpid(),
@@ -243,6 +252,7 @@ class Agent:
         while not self._orders.empty():
             order = self._orders.get()
             if order["do"] == "bye":
+                self._error = order.get("error", "")
                 self._end_alone(TIDY)
                 return False
             if order["do"] == "orphan":

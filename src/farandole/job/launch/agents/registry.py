@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.base.log import logger
@@ -42,6 +42,7 @@ class AgentInfo:
     - ``place``: The same for agents whose ranks can share memory.
     - ``odd``: The packages that differ from the driver's.
     - ``gpus``: The addresses that the cluster assigned.
+    - ``about``: The cluster's own facts about the place.
     """
 
     index: int
@@ -52,6 +53,7 @@ class AgentInfo:
     cores: int
     python: str
     pid: int
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RemoteWorker:
@@ -356,6 +358,10 @@ class AgentRegistry:
         with self._lock:
             number, self._lines = self._lines, self._lines + 1
         self._store.set(f"agent/{first}/log/{number}", data)
+
+    def send_away(self, index: int, error: str = "") -> None:
+        """Dismiss one agent. With ``error``, the cluster counts its place as failed."""
+        self.order(index, {"do": "bye", "error": error})
 
     def dismiss(self) -> None:
         """Dismiss all agents."""

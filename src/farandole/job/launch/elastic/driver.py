@@ -10,7 +10,13 @@ from typing import Any
 from farandole.errors import SettingsError
 from farandole.job.elastic.discovery.watch import HostWatch
 from farandole.job.elastic.plan import ElasticPlan
-from farandole.job.launch.elastic.places import LocalPlaces, Places
+from farandole.job.launch.contract import JobRequest
+from farandole.job.launch.elastic.places import (
+    ElasticLauncher,
+    FindingPlaces,
+    LocalPlaces,
+    Places,
+)
 from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files
@@ -21,8 +27,10 @@ from farandole.job.launch.preparation import (
     prepared,
     results,
     served,
+    title,
     worker_command,
 )
+from farandole.job.plugins import registry
 from farandole.job.report import keys
 from farandole.net import handshake
 from farandole.net.interfaces import is_here
@@ -39,10 +47,13 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
         function = stack.enter_context(prepared(job))
         streams = stack.enter_context(output_streams(job))
         listed: deque[dict[str, int]] = deque()
+        cluster = cluster_of(job, plan)
+        if cluster is not None:
+            plan = plan._replace(discovery=cluster.discovery())
         hosts = HostWatch(plan.discovery, lambda found, _: listed.append(found))
         stack.callback(hosts.close)
-        first = hosts.start()
-        places = places_of(job, first)
+        first = {} if cluster is not None else hosts.start()
+        places = cluster or places_of(job, first)
         secret = handshake.new_secret(tls=job.settings.tls)
         store = places.listen(secret)
         stack.enter_context(served(store, streams, places.close))
@@ -50,11 +61,31 @@ def run_elastic(job: Job, plan: ElasticPlan) -> list[Any]:
             store.set(keys.FUNCTION, function)
             function = None
         store.set(keys.JOB, describe(job, (), elsewhere=places.remote))
+        if cluster is not None:
+            cluster.await_slots()
+            first = hosts.start()
         watch = ElasticWatch(job, store, streams, places, listed)
         stack.enter_context(watch)
         env = {**environment(job, store, secret, places.name), **watch.watched_by()}
         watch.run(plan, first, worker_command(), env)
         return [] if job.call is None else results(store, watch.final_slots())
+
+
+def cluster_of(job: Job, plan: ElasticPlan) -> FindingPlaces | None:
+    """Return the places of a cluster that finds its hosts itself; None for all other launchers.
+
+    Raises SettingsError if the cluster has no place for the job.
+    """
+    launcher = job.launcher
+    if launcher == "spark":
+        launcher = registry.load("launcher", launcher)()
+    if not isinstance(launcher, ElasticLauncher):
+        return None
+    request = JobRequest(plan.options.np, title(job), job.hosts, settings=job.settings)
+    found = launcher.places(plan.options, request)
+    if not job.display.quiet:
+        job.display.note(found.describe())
+    return found
 
 
 def places_of(job: Job, hosts: Iterable[str]) -> Places:
@@ -66,8 +97,8 @@ def places_of(job: Job, hosts: Iterable[str]) -> Places:
     launcher = job.launcher if isinstance(job.launcher, str) else job.launcher.name
     if launcher not in ("auto", "local", "ssh"):
         raise SettingsError(
-            f"an elastic job cannot use the launcher {launcher!r}. Use --launcher local or ssh, or"
-            " a job of a fixed size"
+            f"an elastic job cannot use the launcher {launcher!r}. Use --launcher local, ssh or"
+            " spark, or a job of a fixed size"
         )
     elsewhere = not all(is_here(host.rpartition("@")[2]) for host in hosts)
     if launcher == "ssh" or elsewhere:

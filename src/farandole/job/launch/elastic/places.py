@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from farandole.base.types import Slot
 from farandole.errors import SettingsError
+from farandole.job.elastic.discovery.contract import HostDiscovery
 from farandole.job.elastic.membership import Member
 from farandole.job.elastic.notices.notice import Notice
+from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch import launcher_env
-from farandole.job.launch.contract import Worker
+from farandole.job.launch.contract import JobRequest, Worker
 from farandole.job.launch.processes import start_ranks
 from farandole.net.interfaces import is_here
 from farandole.net.store import StoreServer
@@ -50,6 +52,31 @@ class Places(Protocol):
 
     def close(self) -> None:
         """Release everything, after the processes have ended."""
+
+
+@runtime_checkable
+class FindingPlaces(Places, Protocol):
+    """Places of a cluster that finds its hosts itself."""
+
+    def describe(self) -> str:
+        """Return one line for the user about where the processes will run."""
+
+    def discovery(self) -> HostDiscovery:
+        """Return the discovery of the hosts. Used after ``await_slots``."""
+
+    def await_slots(self) -> None:
+        """Wait for the slots with which the job starts. Called after ``listen``.
+
+        Raises RendezvousError if they do not come in time.
+        """
+
+
+@runtime_checkable
+class ElasticLauncher(Protocol):
+    """A launcher whose cluster has places for elastic jobs."""
+
+    def places(self, options: ElasticOptions, request: JobRequest) -> FindingPlaces:
+        """Return the places of a job with ``options``. Raises SettingsError if there are none."""
 
 
 class LocalPlaces:

@@ -5,6 +5,7 @@ This module imports pyspark only when a job starts.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +15,9 @@ from farandole.job.config import Placement
 from farandole.job.launch.contract import JobRequest
 
 if TYPE_CHECKING:
+    from farandole.job.elastic.options import ElasticOptions
     from farandole.job.launch.agents.allocation import AgentAllocation
+    from farandole.job.launch.launchers.spark.places import SparkPlaces
 
 START_TIMEOUT = 600.0  # seconds to wait for the tasks; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
@@ -107,6 +110,38 @@ class SparkLauncher:
             stage, [AgentPlace(1)] * request.np, timeout, log=self._log
         )
         return self._allocation
+
+    def places(self, options: ElasticOptions, request: JobRequest) -> SparkPlaces:
+        """Return the tasks on which the processes of an elastic job start.
+
+        Raises SettingsError if there is no session, or too few executors for ``options.np``.
+        """
+        from farandole.job.launch.launchers.spark.places import SlotPlan, SparkPlaces
+        from farandole.job.launch.launchers.spark.slots import slot_jobs
+
+        if request.hosts is not None or request.settings.host_discovery_script:
+            raise SettingsError(
+                "the launcher spark finds the hosts of an elastic job itself: leave out"
+                f" {request.hosts or request.settings.host_discovery_script!r}"
+            )
+        cluster = self._found()
+        cluster.check_size(options.np)
+        most = options.max_np or max(options.np, cluster.slots())
+        title = self._title or request.title
+        seconds = options.start_timeout or self._start_timeout
+        setting = self._setting.format(seconds=seconds)
+        plan = SlotPlan(
+            np=options.np,
+            most=most,
+            timeout=seconds,
+            late=LATE.format(activity="Spark tasks to start ({status})", setting=setting),
+            python=self._python,
+            title=title,
+            where=f"up to {counted(most, 'Spark task')} for {title}; "
+            + cluster.describe(cluster.slots()),
+        )
+        jobs = functools.partial(slot_jobs, cluster)
+        return SparkPlaces(jobs, cluster.addresses(), plan, request.settings)
 
     def to_log(self, text: str) -> None:
         """Add to the first task's log."""

@@ -31,7 +31,7 @@ class SparkCluster:
     """The Spark application of this process."""
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self.context = self._context = context
         self._conf = context.getConf()
 
     @classmethod
@@ -72,6 +72,11 @@ class SparkCluster:
         """True if tasks run in the driver's JVM."""
         return self.master == "local" or self.master.startswith("local[")
 
+    @property
+    def is_dynamic(self) -> bool:
+        """True if Spark starts and ends executors as it needs them."""
+        return not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true"
+
     def slots(self) -> int:
         """Return how many tasks can run simultaneously on the present executors."""
         scala = self._context._jsc.sc()
@@ -85,13 +90,19 @@ class SparkCluster:
 
     def check(self, np: int) -> None:
         """Raise SettingsError if ``np`` ranks can never start together."""
-        if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
+        if self.is_dynamic:
             raise SettingsError(
                 "all ranks of a job start together, in a barrier stage, which Spark does not"
                 " support with dynamic allocation: start the session with"
                 " spark.dynamicAllocation.enabled=false and a fixed number of executors"
-                " (spark.executor.instances)"
+                " (spark.executor.instances), or use farandole.spark.run_elastic"
             )
+        self.check_size(np)
+
+    def check_size(self, np: int) -> None:
+        """Raise SettingsError if the executors will never have ``np`` slots."""
+        if self.is_dynamic:
+            return
         most = self._most()
         if most is not None and most < np and (slots := self.slots()) < np:
             raise self._too_few(np, slots)
@@ -197,15 +208,25 @@ class SparkCluster:
         return Stage(
             self._context,
             np,
-            _task(_BOOT.read_text(encoding="utf-8"), *bundle(), task),
+            task_function(task),
             name,
             description,
         )
 
 
+def task_function(
+    facts: dict[str, Any], slot: int | None = None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function of a task: of a barrier stage, or of the job ``slot`` of an elastic job.
+
+    ``facts``: the instructions for all agents.
+    """
+    return _task(_BOOT.read_text(encoding="utf-8"), *bundle(), facts, slot)
+
+
 def _task(
-    boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]
-) -> Callable[..., Iterator[Any]]:
+    boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any], slot: int | None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the task function for the executors.
 
     It is pickled whole and imports nothing from Farandole, which the executors may lack. The
@@ -214,14 +235,16 @@ def _task(
     files, hidden = FILES, (*PRIVATE, *launcher_env.PLACE)
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
-        from pyspark import BarrierTaskContext, SparkFiles
+        from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
-        context = BarrierTaskContext.get()
+        context: Any = BarrierTaskContext.get() if slot is None else TaskContext.get()
         gpus = context.resources().get("gpu")
-        mine = {
-            "index": context.partitionId(),
+        mine: dict[str, Any] = {
+            "index": context.partitionId() if slot is None else context.taskAttemptId(),
             "gpus": [] if gpus is None else list(gpus.addresses),
         }
+        if slot is not None:
+            mine["about"] = {"slot": slot, "stage": context.stageId()}
         mine |= {"env": {files: SparkFiles.getRootDirectory()}, "hidden": hidden}
         space: dict[str, Any] = {"__name__": "farandole_boot"}
         exec(compile(boot, "farandole/boot.py", "exec"), space)
