@@ -367,9 +367,23 @@ class TestWithoutASession:
         with pytest.raises(SettingsError, match=mentioning(says)):
             run(print, **options)
 
-    def test_elastic_comes_later(self) -> None:
-        with pytest.raises(NotImplementedError, match=mentioning("run_elastic")):
-            run_elastic(print, num_proc=2)
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({}, "SparkContext"),
+            ({"args": "ab"}, "tuple"),
+            ({"num_proc": 0}, ("np=0", "1")),
+            ({"num_proc": 2, "min_num_proc": 3}, ("np=2", "min_np=3")),
+            ({"num_proc": 2, "max_np": 1}, ("max_np=1",)),
+            ({"min_np": 1, "min_num_proc": 2}, ("min_np=1", "min_num_proc=2")),
+            ({"elastic_timeout": -1.0}, "--elastic-timeout=-1.0"),
+        ],
+    )
+    def test_elastic_arguments_that_cannot_be(
+        self, options: dict[str, Any], says: str | tuple[str, ...]
+    ) -> None:
+        with pytest.raises(SettingsError, match=mentioning(says)):
+            run_elastic(print, **{"num_proc": 2, **options})
 
     def test_a_message_without_a_job_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         log_to_driver("x" * 5000)

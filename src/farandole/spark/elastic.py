@@ -74,9 +74,10 @@ def run_elastic(
     call = check_call(fn, args, kwargs)
     launcher = SparkLauncher(start_timeout=start_timeout, setting="the start_timeout parameter")
     np = check_np(launcher.default_parallelism() if num_proc is None else num_proc)
+    least = _one("min_num_proc", min_num_proc, "min_np", min_np) or np
     given: dict[str, Any] = {
-        "min_np": _one("min_num_proc", min_num_proc, "min_np", min_np) or np,
-        "max_np": _one("max_num_proc", max_num_proc, "max_np", max_np) or np,
+        "min_np": least,
+        "max_np": _one("max_num_proc", max_num_proc, "max_np", max_np) or max(np, least),
         "reset_limit": reset_limit,
         "elastic_timeout": elastic_timeout,
     }

@@ -12,13 +12,13 @@ from farandole.job.elastic.discovery.watch import HostWatch
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.elastic.places import (
-    ElasticLauncher,
     FindingPlaces,
     LocalPlaces,
     Places,
 )
 from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.job import Job
+from farandole.job.launch.launchers.spark import SparkLauncher
 from farandole.job.launch.limits import check_open_files
 from farandole.job.launch.preparation import (
     describe,
@@ -79,10 +79,13 @@ def cluster_of(job: Job, plan: ElasticPlan) -> FindingPlaces | None:
     launcher = job.launcher
     if launcher == "spark":
         launcher = registry.load("launcher", launcher)()
-    if not isinstance(launcher, ElasticLauncher):
+    if not isinstance(launcher, SparkLauncher):
         return None
+    # Imported here because other jobs do not need it.
+    from farandole.job.launch.elastic.spark.places import spark_places
+
     request = JobRequest(plan.options.np, title(job), job.hosts, settings=job.settings)
-    found = launcher.places(plan.options, request)
+    found = spark_places(launcher, plan.options, request)
     if not job.display.quiet:
         job.display.note(found.describe())
     return found

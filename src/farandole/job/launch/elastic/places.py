@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from farandole.base.types import Slot
 from farandole.errors import SettingsError
 from farandole.job.elastic.discovery.contract import HostDiscovery
 from farandole.job.elastic.membership import Member
 from farandole.job.elastic.notices.notice import Notice
-from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch import launcher_env
-from farandole.job.launch.contract import JobRequest, Worker
+from farandole.job.launch.contract import Worker
 from farandole.job.launch.processes import start_ranks
 from farandole.net.interfaces import is_here
 from farandole.net.store import StoreServer
@@ -54,7 +53,6 @@ class Places(Protocol):
         """Release everything, after the processes have ended."""
 
 
-@runtime_checkable
 class FindingPlaces(Places, Protocol):
     """Places of a cluster that finds its hosts itself."""
 
@@ -69,14 +67,6 @@ class FindingPlaces(Places, Protocol):
 
         Raises RendezvousError if they do not come in time.
         """
-
-
-@runtime_checkable
-class ElasticLauncher(Protocol):
-    """A launcher whose cluster has places for elastic jobs."""
-
-    def places(self, options: ElasticOptions, request: JobRequest) -> FindingPlaces:
-        """Return the places of a job with ``options``. Raises SettingsError if there are none."""
 
 
 class LocalPlaces:

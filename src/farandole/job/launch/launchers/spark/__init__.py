@@ -5,7 +5,6 @@ This module imports pyspark only when a job starts.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,9 +14,7 @@ from farandole.job.config import Placement
 from farandole.job.launch.contract import JobRequest
 
 if TYPE_CHECKING:
-    from farandole.job.elastic.options import ElasticOptions
     from farandole.job.launch.agents.allocation import AgentAllocation
-    from farandole.job.launch.launchers.spark.places import SparkPlaces
 
 START_TIMEOUT = 600.0  # seconds to wait for the tasks; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
@@ -49,15 +46,15 @@ class SparkLauncher:
         setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})",
         log: bool = False,
     ) -> None:
-        self._title = title
+        self.title = title
         self._create = create
-        self._python = python
+        self.python = python
         self._log = log
         self._has_timeout = start_timeout is not None
         if start_timeout is None:
             start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
-        self._start_timeout = start_timeout
-        self._setting = setting
+        self.start_timeout = start_timeout
+        self.setting = setting
         self._cluster: Any = None
         self._allocation: AgentAllocation | None = None
 
@@ -69,17 +66,18 @@ class SparkLauncher:
 
     def default_parallelism(self) -> int:
         """Return Spark's default number of tasks."""
-        return int(self._found().default_parallelism)
+        return int(self.cluster().default_parallelism)
 
     def all_slots(self) -> int:
         """Return how many ranks fit; waits for the first executor."""
-        return int(self._found().await_slots(1, self._start_timeout))
+        return int(self.cluster().await_slots(1, self.start_timeout))
 
     def check(self, np: int) -> None:
         """Raise SettingsError if ``np`` ranks can never start together."""
-        self._found().check(np)
+        self.cluster().check(np)
 
-    def _found(self) -> Any:
+    def cluster(self) -> Any:
+        """Return the Spark application, started if needed. Raises SettingsError."""
         if self._cluster is None:
             from farandole.job.launch.launchers.spark.cluster import SparkCluster
 
@@ -96,52 +94,20 @@ class SparkLauncher:
                 " cluster; leave hosts out"
             )
         timeout = (
-            self._start_timeout
+            self.start_timeout
             if self._has_timeout
-            else max(self._start_timeout, request.start_timeout)
+            else max(self.start_timeout, request.start_timeout)
         )
-        slots = self._found().await_slots(request.np, timeout)
-        title = self._title or request.title
+        slots = self.cluster().await_slots(request.np, timeout)
+        title = self.title or request.title
         tasks = counted(request.np, "Spark task")
         where = f"{tasks} for {title}; {self._cluster.describe(slots)}"
-        setting = self._setting.format(seconds=timeout)
-        stage = Tasks(self._cluster, request.np, title, where, setting, self._python)
+        setting = self.setting.format(seconds=timeout)
+        stage = Tasks(self._cluster, request.np, title, where, setting, self.python)
         self._allocation = AgentAllocation(
             stage, [AgentPlace(1)] * request.np, timeout, log=self._log
         )
         return self._allocation
-
-    def places(self, options: ElasticOptions, request: JobRequest) -> SparkPlaces:
-        """Return the tasks on which the processes of an elastic job start.
-
-        Raises SettingsError if there is no session, or too few executors for ``options.np``.
-        """
-        from farandole.job.launch.launchers.spark.places import SlotPlan, SparkPlaces
-        from farandole.job.launch.launchers.spark.slots import slot_jobs
-
-        if request.hosts is not None or request.settings.host_discovery_script:
-            raise SettingsError(
-                "the launcher spark finds the hosts of an elastic job itself: leave out"
-                f" {request.hosts or request.settings.host_discovery_script!r}"
-            )
-        cluster = self._found()
-        cluster.check_size(options.np)
-        most = options.max_np or max(options.np, cluster.slots())
-        title = self._title or request.title
-        seconds = options.start_timeout or self._start_timeout
-        setting = self._setting.format(seconds=seconds)
-        plan = SlotPlan(
-            np=options.np,
-            most=most,
-            timeout=seconds,
-            late=LATE.format(activity="Spark tasks to start ({status})", setting=setting),
-            python=self._python,
-            title=title,
-            where=f"up to {counted(most, 'Spark task')} for {title}; "
-            + cluster.describe(cluster.slots()),
-        )
-        jobs = functools.partial(slot_jobs, cluster)
-        return SparkPlaces(jobs, cluster.addresses(), plan, request.settings)
 
     def to_log(self, text: str) -> None:
         """Add to the first task's log."""
@@ -160,9 +126,9 @@ class Tasks:
         self.python = python
         self._cluster = cluster
         self._np = np
-        self._title = title
+        self.title = title
         self._where = where
-        self._setting = setting
+        self.setting = setting
         self._stage: Any = None
 
     def describe(self) -> str:
@@ -179,7 +145,7 @@ class Tasks:
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        description = f"{self._title} on {counted(self._np, 'rank')} (Farandole)"
+        description = f"{self.title} on {counted(self._np, 'rank')} (Farandole)"
         name = f"farandole-{os.urandom(6).hex()}"
         self._stage = self._cluster.submit(self._np, dict(facts), name, description)
 
@@ -190,7 +156,7 @@ class Tasks:
         return self._stage.reason() if self._stage is not None and self._stage.ended else None
 
     def late(self, agents: Sequence[int], status: str) -> str:
-        return LATE.format(activity=f"Spark tasks to start ({status})", setting=self._setting)
+        return LATE.format(activity=f"Spark tasks to start ({status})", setting=self.setting)
 
     def close(self, seconds: float) -> None:
         if self._stage is not None:

@@ -205,13 +205,7 @@ class SparkCluster:
 
     def submit(self, np: int, task: dict[str, Any], name: str, description: str) -> Stage:
         """Return a barrier stage of ``np`` tasks that run an agent each."""
-        return Stage(
-            self._context,
-            np,
-            task_function(task),
-            name,
-            description,
-        )
+        return Stage(self._context, np, task_function(task), name, description)
 
 
 def task_function(

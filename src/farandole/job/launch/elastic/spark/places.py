@@ -7,6 +7,7 @@ submitted again.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -24,10 +25,13 @@ from farandole.job.config import Settings
 from farandole.job.elastic.discovery.function import FunctionDiscovery
 from farandole.job.elastic.membership import Member
 from farandole.job.elastic.notices.notice import Notice
+from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch.agents.allocation import CHOICES, CONTACT, TIDY, visible
 from farandole.job.launch.agents.registry import AgentInfo, AgentRegistry, RemoteWorker
+from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.elastic.places import OnNotice, slot_of
-from farandole.job.launch.launchers.spark.slots import Attempt
+from farandole.job.launch.elastic.spark.slots import Attempt, slot_jobs
+from farandole.job.launch.launchers.spark import FAILED, LATE, SparkLauncher
 from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer, Value
 
@@ -35,7 +39,6 @@ LOOK = 0.25  # seconds between two looks at the tasks
 LONGEST = 60.0  # seconds until a slot whose job fails at once is submitted again
 MOST_TASKS = 1 << 62  # task ids count all tasks of the application
 EXCLUDED = "excludeOnFailure"  # in Spark's error if no executor may run a task
-FAILED = "Spark job has failed, see the error above."
 
 
 class Jobs(Protocol):
@@ -63,7 +66,7 @@ class SlotPlan(NamedTuple):
     - ``most``: The number of slots; Spark starts their tasks where it has room.
     - ``timeout``: Seconds to wait for ``np`` tasks.
     - ``late``: The error message after that time; ``{status}`` is the number of tasks.
-    - ``python``: The interpreter of the ranks; empty for that of Spark's tasks.
+    - ``python``: The interpreter of the ranks; empty for the interpreter of Spark's tasks.
     - ``title``: The name of the program or function.
     - ``where``: A description for the user.
     """
@@ -326,3 +329,37 @@ class SparkPlaces:
                 return
         retries.until, retries.has_reported = 0.0, False
         self._jobs.submit(slot)
+
+
+def spark_places(
+    launcher: SparkLauncher, options: ElasticOptions, request: JobRequest
+) -> SparkPlaces:
+    """Return the tasks on which the processes of an elastic job start.
+
+    Raises SettingsError if there is no session, or too few executors for ``options.np``.
+    """
+    if request.hosts is not None or request.settings.host_discovery_script:
+        raise SettingsError(
+            "the launcher spark finds the hosts of an elastic job itself: leave out"
+            f" {request.hosts or request.settings.host_discovery_script!r}"
+        )
+    cluster = launcher.cluster()
+    cluster.check_size(options.np)
+    slots = cluster.slots()
+    most = options.max_np or max(options.np, slots)
+    title = launcher.title or request.title
+    seconds = options.start_timeout or launcher.start_timeout
+    plan = SlotPlan(
+        np=options.np,
+        most=most,
+        timeout=seconds,
+        late=LATE.format(
+            activity="Spark tasks to start ({status})",
+            setting=launcher.setting.format(seconds=seconds),
+        ),
+        python=launcher.python,
+        title=title,
+        where=f"up to {counted(most, 'Spark task')} for {title}; {cluster.describe(slots)}",
+    )
+    jobs = functools.partial(slot_jobs, cluster)
+    return SparkPlaces(jobs, cluster.addresses(), plan, request.settings)

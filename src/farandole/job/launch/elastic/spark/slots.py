@@ -103,7 +103,7 @@ class SlotJobs:
 
     @property
     def stopped(self) -> bool:
-        """Whether the session was stopped."""
+        """True if the session was stopped."""
         return self._context._jsc is None
 
     def close(self, seconds: float, busy: Collection[int]) -> None:

@@ -1,0 +1,1 @@
+"""Elastic jobs on Spark: tasks that wait for processes."""
