@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
+CHUNK = 8192  # words of 64 bits that are summed for the digest of a whole array
 SAMPLE = 1024  # elements of an array that are sampled
 _BITS = 62  # of a digest: int64 holds both the digest and its negative
 
@@ -38,6 +39,25 @@ def gradient_digest(array: Array) -> int:
     """
     seen = np.ascontiguousarray(sampled(array.reshape(-1)))
     return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
+
+
+def whole_digest(array: Array) -> int:
+    """Return a digest of all bytes of an array, as ``digest`` for its samples.
+
+    The digest is made of the sums of chunks of ``CHUNK`` words of 64 bits, modulo 2**64, so it is
+    as fast as memory. Any change of a single word is seen. Two changes in one chunk that cancel in
+    the sum are not.
+    """
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = flat[: len(flat) // 8 * 8].view(np.uint64)
+    whole = words[: len(words) // CHUNK * CHUNK].reshape(-1, CHUNK)
+    sums = whole.sum(axis=1, dtype=np.uint64)
+    rest = words[whole.size :].sum(dtype=np.uint64)
+    return digest_of_bytes(
+        f"{array.dtype}{array.shape}{rest}".encode(),
+        np.ascontiguousarray(sums).view(np.uint8).data,
+        flat[len(words) * 8 :].tobytes(),
+    )
 
 
 def sampled(flat: Array) -> Array:

@@ -189,6 +189,13 @@ UNSUITED_OPTIMIZER = FindingKind(
     " numbers that arrive late.",
     "Change the rate, the momentum or the codec as the message says.",
 )
+DAMAGED_REPLICA = FindingKind(
+    "FAR032",
+    "a replica whose bits differ from the others (`--check-replicas-every`)",
+    "A processor or a memory has computed or kept a wrong bit, or the program changes the weights"
+    " of some ranks only.",
+    "Check the memory and the GPU of a host that is named repeatedly, or replace the host.",
+)
 
 CATALOGUE: tuple[FindingKind, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, FindingKind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,12 @@ from farandole.core.api.state import ObjectState
 from farandole.data import ElasticSampler
 from farandole.job import context
 from farandole.torch.optimizer import drop_gradients
+from farandole.torch.replica_tensors import (
+    bytes_of,
+    has_equal_weights,
+    optimizer_tensors,
+    whole_digest_of,
+)
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -165,6 +171,44 @@ class TorchState(ObjectState):
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
+
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the parameters of models, and the states of their optimizers; nothing while a
+        strategy lets the weights of ranks differ.
+
+        Buffers are left out: each rank's statistics (BatchNorm) are of its own data.
+        """
+        values = {name: handler.value for name, handler in self._handlers.items()}
+        if any(not has_equal_weights(value) for value in values.values()):
+            return {}
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.nn.Module):
+                found |= {f"{name}.{key}": each for key, each in value.named_parameters()}
+            elif isinstance(value, torch.optim.Optimizer):
+                found |= optimizer_tensors(name, value)
+        return {key: each.detach() for key, each in found.items() if each.numel()}
+
+    def digest_of_replica(self, value: Any) -> int:
+        return whole_digest_of(value)
+
+    def bytes_of_replica(self, value: Any) -> Any:
+        return bytes_of(value)
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        here = self.replicas()
+        for name, value in values.items():
+            tensor = here[name]
+            same = torch.from_numpy(value.copy()).view(tensor.dtype).reshape(tensor.shape)
+            tensor.copy_(same)
+
+    def saved_values(self) -> Any:
+        return {name: each._saved for name, each in self._handlers.items()}, self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        of_handlers, self._saved = saved
+        for name, each in of_handlers.items():
+            self._handlers[name]._saved = each
 
 
 def _handler_of(value: Any) -> StateHandler | None:

@@ -81,6 +81,12 @@ class WeightState:
         if self._exchange.needed() and self._strategy.due(self._step):
             self._run(self._step)
 
+    @property
+    def is_averaged(self) -> bool:
+        """True if the weights of all ranks have just been averaged, and not changed since."""
+        family = self._strategy.spec.partition(":")[0] in ("local_sgd", "bmuf", "diloco")
+        return family and self._step > 0 and self._strategy.due(self._step)
+
     def end_of_epoch(self) -> None:
         """Exchange weights now, if the strategy exchanges at the end of epochs."""
         if self._exchange.needed() and self._kept.at_end_of_epoch(self._step):

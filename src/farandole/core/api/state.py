@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from farandole.base.digests import whole_digest
 from farandole.core.api.objects import broadcast_object
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.elastic.changes import HostUpdateResult
+from farandole.job.plugins import registry
 
 
 class State:
@@ -32,6 +36,7 @@ class State:
         self._last_update = 0.0  # the time of a change that the program has reported
         self._last_notice = 0  # the number of the membership with the driver's last notice
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._check: Any = None  # the comparisons of replicas
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Register functions to call without arguments when the ranks have changed, for example to
@@ -44,6 +49,8 @@ class State:
         while not self._messages.empty():
             self._messages.get()
         self.reset()
+        if self._check is not None:
+            self._check.reset()
         for callback in self._reset_callbacks:
             callback()
 
@@ -64,9 +71,51 @@ class State:
         Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
         lost meanwhile.
         """
+        check = self._replica_check()
+        if check is not None:
+            check.before_save()
         self.save()
+        if check is not None:
+            check.after_save()
         context.count_commit()
         self.check_host_updates()
+
+    def _replica_check(self) -> Any:
+        """Return the comparisons of replicas (``--check-replicas-every``); None if there are
+        none.
+        """
+        every = context.settings().check_replicas_every if context.is_initialized() else 0
+        if every and self._check is None:
+            self._check = registry.load("commit_check", "replicas")(self, every)
+        return self._check
+
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the values that are equal on all ranks, by name: weights, and the states of their
+        optimizers. Empty while they may differ, such as between two averages of local SGD.
+        """
+        return {}
+
+    def digest_of_replica(self, value: Any) -> int:
+        """Return a digest of all bytes of one of ``replicas()``."""
+        return whole_digest(np.asarray(value))
+
+    def bytes_of_replica(self, value: Any) -> Any:
+        """Return the bytes of one of ``replicas()``, as a 1-D array of uint8."""
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        """Replace some of ``replicas()`` by other bytes, by name."""
+        for name, value in values.items():
+            array = self.replicas()[name]
+            array[...] = value.view(array.dtype).reshape(array.shape)
+
+    def saved_values(self) -> Any:
+        """Return the values of the last ``save``, which later saves do not change."""
+        raise NotImplementedError("a State must define saved_values() for --check-replicas-every")
+
+    def use_saved_values(self, saved: Any) -> None:
+        """Make ``saved`` the values that ``restore`` restores."""
+        raise NotImplementedError("a State must define use_saved_values()")
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt on all ranks if a rank was notified of a change of hosts; in
@@ -144,6 +193,21 @@ class ObjectState(State):
 
     def sync(self) -> None:
         self._adopt(self._receive())
+
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the arrays of real numbers among the values."""
+        found = {name: getattr(self, name) for name in self._saved}
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and value.size
+        }
+
+    def saved_values(self) -> Any:
+        return self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        self._saved = saved
 
     def _receive(self) -> dict[str, Any]:
         """Return rank 0's values, without a change of this rank's. Collective."""

@@ -208,6 +208,21 @@ class Settings(Variables):
         flag="--slurm-requeue",
         group=ELASTIC,
     )
+    check_replicas_every: int = setting(
+        0,
+        "commits from one comparison of all weights and optimizer states between the ranks to the"
+        " next; a replica that differs is repaired; 0 = no comparison",
+        flag="--check-replicas-every",
+        group=ELASTIC,
+    )
+    leave_out_stragglers: float = setting(
+        0.0,
+        "leave out a host whose rank computes longer than this multiple of the median of all"
+        " ranks in three windows of ten steps in a row; 0 = never",
+        flag="--leave-out-stragglers",
+        group=ELASTIC,
+        plausible=(1.1, 100.0),
+    )
     max_restarts: int = setting(
         0,
         "most times that all processes are started again after a failure, for programs that resume"

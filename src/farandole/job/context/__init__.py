@@ -17,6 +17,7 @@ from farandole.job.context.lifecycle import shutdown as shutdown
 from farandole.job.context.lifecycle import unread_failures as unread_failures
 from farandole.job.context.membership import agree as agree
 from farandole.job.context.membership import agree_on_changes as agree_on_changes
+from farandole.job.context.membership import commits as commits
 from farandole.job.context.membership import count_commit as count_commit
 from farandole.job.context.membership import count_sync as count_sync
 from farandole.job.context.membership import is_elastic as is_elastic

@@ -104,6 +104,11 @@ def count_commit() -> None:
     _participation.commits += 1
 
 
+def commits() -> int:
+    """Return the number of commits of this process's state."""
+    return _participation.commits
+
+
 def count_sync() -> None:
     """Record that this process has received the state of the training, or has sent it as rank 0.
 

@@ -116,11 +116,16 @@ class Coordinator:
         """Record that a host does not leave, although that was announced."""
         self._pool.remain(host)
 
-    def leave_out(self, host: str, now: float) -> None:
+    def leave_out(self, host: str, now: float) -> bool:
         """Leave out a host that spoils the training, such as one with a defect memory: its members
         leave at their next commit, and it is used again after the cooldown, if there is one.
+
+        Return False without effect if there is no other host.
         """
+        if not set(self._pool.listed) - {host}:
+            return False
         self._pool.leave_out(host, now)
+        return True
 
     @property
     def is_leaving(self) -> bool:

@@ -93,6 +93,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "keras": "farandole.keras.elastic:KerasState",
         "tf_keras": "farandole.keras.tf_keras.elastic:KerasState",
     },
+    # What a state does at a commit, by a check.
+    "commit_check": {"replicas": "farandole.checks.replica_repair:ReplicaRepair"},
     "batch_norm": {
         "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
         "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",

@@ -108,6 +108,13 @@ def leaving(process: int) -> str:
     return f"leaving/{process}"
 
 
+def damaged(number: int, commits: int) -> str:
+    """Return the key set by a rank when replicas of membership ``number`` were found damaged and
+    repaired: their ranks, JSON. ``commits``: the number of commits then.
+    """
+    return f"damaged/{number}/{commits}"
+
+
 def ending(process: int) -> str:
     """Return the key set by the driver before it ends a process of an elastic job by a signal."""
     return f"ending/{process}"

@@ -25,6 +25,7 @@ from farandole.job.elastic.decisions import (
     Stop,
 )
 from farandole.job.elastic.discovery.contract import FixedHosts
+from farandole.job.elastic.faults import HostFaults
 from farandole.job.elastic.membership import Membership
 from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.plan import ElasticPlan
@@ -71,6 +72,9 @@ class ElasticWatch(Watch):
         self._waiting: deque[tuple[int, int, int]] = deque()
         # Preemption notices with their hosts, appended by other threads.
         self._notices: deque[tuple[str, Notice]] = deque()
+        # The number of a membership, and its ranks whose replicas were damaged.
+        self._damaged: deque[tuple[int, list[int]]] = deque()
+        self._faults = HostFaults()
         self._requeue = SlurmRequeue(job.settings.slurm_requeue)
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
@@ -117,13 +121,18 @@ class ElasticWatch(Watch):
 
     def _on_set(self, key: str, value: Value) -> None:
         kind, _, process = key.partition("/")
-        if kind not in ("ready", "leaving"):
+        if kind not in ("ready", "leaving", "damaged"):
             super()._on_set(key, value)
             return
         try:
             if kind == "leaving":
                 host = self._by_process[int(process)].slot.host
                 self._on_notice(host, Notice.from_bytes(value))
+                return
+            if kind == "damaged":
+                number, ranks = int(process.partition("/")[0]), json.loads(value)
+                self._damaged.append((number, [int(rank) for rank in ranks]))
+                self._pump.wake()
                 return
             after, commits = json.loads(value)
             self._waiting.append((int(process), int(after), int(commits)))
@@ -156,8 +165,25 @@ class ElasticWatch(Watch):
             if self._coordinator.is_leaving:
                 self._requeue.ask(self._note_change)
 
+    def _take_damages(self) -> None:
+        while self._damaged:
+            number, ranks = self._damaged.popleft()
+            membership = self._coordinator.membership
+            if number != membership.number:
+                continue
+            for rank in ranks:
+                host = membership.members[rank].host
+                if self._faults.count(host):
+                    self._leave_out(host, self._faults.reason(host))
+
+    def _leave_out(self, host: str, reason: str) -> None:
+        is_out = self._coordinator.leave_out(host, time.monotonic())
+        end = "is left out from its next commit on" if is_out else "is the only host, and is kept"
+        self._note_change(f"{host} {end}: {reason}")
+
     def _take_arrivals(self) -> None:
         self._take_notices()
+        self._take_damages()
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
         while self._waiting:

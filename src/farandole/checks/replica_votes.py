@@ -1,0 +1,48 @@
+"""Finds damaged replicas by the votes of all ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Votes(NamedTuple):
+    """The result of a comparison of all replicas.
+
+    - ``majority``: The ranks with equal replicas that are more than half of all; empty for none.
+    - ``damaged``: By each other rank, the places of its values that differ from the majority's. If
+      there is no majority, by each rank but the first, the places that differ from the first's.
+    """
+
+    majority: tuple[int, ...]
+    damaged: Mapping[int, tuple[int, ...]]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places that differ on any rank."""
+        return tuple(sorted({place for places in self.damaged.values() for place in places}))
+
+
+def votes_of(digests: Sequence[Sequence[int]]) -> Votes:
+    """Count the votes in ``digests``: by rank, a digest of each replicated value, equally many on
+    all ranks.
+
+    The majority is counted for all values together: a rank with one damaged value is not trusted
+    with any other.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, row in enumerate(digests):
+        groups.setdefault(tuple(row), []).append(rank)
+    largest = max(groups.items(), key=lambda group: len(group[1]))
+    has_majority = 2 * len(largest[1]) > len(digests)
+    expected = largest[0] if has_majority else tuple(digests[0])
+    damaged = {
+        rank: tuple(
+            place
+            for place, (mine, theirs) in enumerate(zip(row, expected, strict=True))
+            if mine != theirs
+        )
+        for rank, row in enumerate(digests)
+        if tuple(row) != expected
+    }
+    return Votes(tuple(largest[1]) if has_majority else (), damaged)
