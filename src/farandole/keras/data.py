@@ -59,7 +59,7 @@ def _part(data: Any, rank: int, size: int, even: bool) -> Any:
     if isinstance(data, keras.utils.PyDataset):
         return _PartOfPyDataset(data, rank, size, even)
     if hasattr(data, "shard") and hasattr(data, "element_spec"):
-        return _part_of_dataset(data, rank, size, even)
+        return shard_dataset(data, rank, size, even)
     if hasattr(data, "dataset") and hasattr(data, "batch_sampler"):
         return _part_of_loader(data, rank, size, even)
     if hasattr(data, "shape") and len(data.shape) > 0:
@@ -89,7 +89,8 @@ def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
     return data[rows] if isinstance(data, np.ndarray) else keras.ops.take(data, rows, axis=0)
 
 
-def _part_of_dataset(data: Any, rank: int, size: int, even: bool) -> Any:
+def shard_dataset(data: Any, rank: int, size: int, even: bool = True) -> Any:
+    """Return this rank's elements of a tf.data.Dataset; see ``shard``."""
     if rank == 0 and _UNSEEDED in seeds_of(data):
         warn_once(uneven_shuffle())
     count = int(data.cardinality())
@@ -145,7 +146,18 @@ class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._whole.on_epoch_end()
 
 
-def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
+def remaining_of_loader(loader: Any, epoch: int, done: int, rank: int, size: int) -> Any:
+    """Return a DataLoader with this rank's samples of ``epoch`` after the first ``done``, and then
+    of the following epochs.
+
+    Raises ValueError for a loader whose order is not known.
+    """
+    return _part_of_loader(loader, rank, size, even=True, epoch=epoch, done=done)
+
+
+def _part_of_loader(
+    loader: Any, rank: int, size: int, even: bool, epoch: int = 0, done: int = 0
+) -> Any:
     kind = type(loader.sampler).__name__
     shuffle = kind == "RandomSampler"
     drawn = shuffle and (
@@ -159,6 +171,7 @@ def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
         )
     if even:
         sampler: Any = _Epochs(loader.dataset, size, rank, shuffle=shuffle)
+        sampler.load_state_dict({"epoch": epoch, "processed_num": done})
     else:
         sampler = range(rank, len(loader.dataset), size)
     return type(loader)(
@@ -219,10 +232,15 @@ def digest_of_data(data: Any) -> int | None:
 
 def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> None:
     """Replace the data among the arguments of ``model.fit`` with this rank's part."""
-    _split(arguments)
+    split_validation(arguments)
     for name in ("x", "y", "sample_weight"):
         if arguments.get(name) is not None:
             arguments[name] = shard(arguments[name], process_set=process_set)
+    sharded_validation(arguments, process_set)
+
+
+def sharded_validation(arguments: dict[str, Any], process_set: ProcessSet) -> None:
+    """Replace the validation data among the arguments of ``model.fit`` with this rank's part."""
     validation = arguments.get("validation_data")
     if isinstance(validation, (list, tuple)):
         arguments["validation_data"] = tuple(
@@ -237,7 +255,7 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
         arguments["validation_data"] = None if none else part
 
 
-def _split(arguments: dict[str, Any]) -> None:
+def split_validation(arguments: dict[str, Any]) -> None:
     """Take ``validation_split`` from the end of the whole data set.
 
     The last rows of each rank's part would be other rows, with padding rows among them.
@@ -265,4 +283,13 @@ def _piece(data: Any, rows: slice) -> Any:
     return data.iloc[rows] if hasattr(data, "iloc") else data[rows]
 
 
-__all__ = ["digest_of_data", "seeds_of", "shard", "sharded_arguments"]
+__all__ = [
+    "digest_of_data",
+    "remaining_of_loader",
+    "seeds_of",
+    "shard",
+    "shard_dataset",
+    "sharded_arguments",
+    "sharded_validation",
+    "split_validation",
+]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -39,7 +40,12 @@ from farandole.keras.callbacks import (
 )
 from farandole.keras.checks import CURES, local_batch_norm, uneven_shuffle, xla_skipped
 from farandole.keras.common_callbacks import belongs_to_run
-from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
+from farandole.keras.data import (
+    digest_of_data,
+    seeds_of,
+    sharded_arguments,
+    sharded_validation,
+)
 from farandole.keras.epoch_mistakes import epochs_divided, idle_early_stopping
 from farandole.keras.epochs import (
     AfterUserCallbacks,
@@ -58,7 +64,7 @@ from farandole.keras.optimizer import (
 )
 from farandole.keras.pooling import root_of
 from farandole.keras.recording import TrainingRecorder, recorders
-from farandole.keras.reducer import backend
+from farandole.keras.reducer import KerasReducer, backend
 
 
 def install() -> None:
@@ -89,6 +95,12 @@ def _wrapped(original: Any, wrapper: Any) -> Any:
 
 
 def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if context.is_elastic() and not context.object_names().is_within():
+        # imported here because most jobs have a fixed size
+        from farandole.keras.elastic_fit.keras_3 import continues
+
+        if continues(self):
+            return _elastic_fit(inspect.signature(original).bind(self, *args, **kwargs), original)
     alone = not together(self)
     if alone and not belongs_to_run():
         return original(self, *args, **kwargs)
@@ -104,12 +116,57 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
         around(bound, callbacks, [], [*_recorders(bound, users), NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
+    given = digest_of_data((bound.arguments.get("x"), bound.arguments.get("y")))
+    if gradients is not None and gradients.shard:
+        sharded_arguments(bound.arguments, process_set_of(self))
+
+    def call(first: list[Any], last: list[Any]) -> Any:
+        around(bound, callbacks, first, last)
+        return original(*bound.args, **bound.kwargs)
+
+    return _exchanging(bound, users, gradients, given, call)
+
+
+def _elastic_fit(bound: inspect.BoundArguments, original: Any) -> Any:
+    from farandole.keras.elastic_fit.data import Place
+    from farandole.keras.elastic_fit.keras_3 import elastic_fit
+
+    arguments, users = bound.arguments, flat(bound.arguments.get("callbacks"))
+    model = arguments["self"]
+    gradients = reducers_of(model)[0][1]
+    given = digest_of_data((arguments.get("x"), arguments.get("y")))
+    fit = elastic_fit(original, arguments, users, gradients.shard)
+    validation = arguments.get("validation_data")
+
+    def attempt() -> None:
+        place = Place(context.rank(), context.size())
+        if not together(model):
+            fit.train(place, last=_recorders(bound, users))
+            return
+        if gradients.shard:
+            arguments["validation_data"] = validation
+            sharded_validation(arguments, process_set_of(model))
+        _exchanging(bound, users, gradients, given, functools.partial(fit.train, place))
+
+    return fit.run(attempt)
+
+
+def _exchanging(
+    bound: inspect.BoundArguments,
+    users: list[Any],
+    gradients: KerasReducer | None,
+    given: int | None,
+    call: Callable[[list[Any], list[Any]], Any],
+) -> Any:
+    """Return ``call(first, last)``, with the callbacks to put around ``users`` in a job of several
+    ranks.
+
+    ``given``: the digest of the data that the program passes.
+    """
+    self: Any = bound.arguments["self"]
     process_set = process_set_of(self)
     _look_for_synchronized(self, process_set)
     sharded = gradients is not None and gradients.shard
-    given = digest_of_data((bound.arguments.get("x"), bound.arguments.get("y")))
-    if sharded:
-        sharded_arguments(bound.arguments, process_set)
     paths = _agree(
         bound.arguments,
         users,
@@ -130,12 +187,11 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         last += _recorders(bound, users)
         if gradients is None:
             last.append(NoExchangeWarning())
-        around(bound, callbacks, first, last)
         metrics.pooled_by_fit.add(id(self))
         try:
             # including exceptions that a signal handler raised within a step of JAX
             with backend().plain_errors():
-                return original(*bound.args, **bound.kwargs)
+                return call(first, last)
         finally:
             metrics.pooled_by_fit.discard(id(self))
             training.restore(self)
@@ -282,7 +338,7 @@ def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     if keras.backend.backend() != "tensorflow" or not self.jit_compile or not reducers_of(self):
         return original(self, *args, **kwargs)
-    if not together(self):
+    if not together(self) and not context.is_elastic():  # other ranks may come
         return original(self, *args, **kwargs)
     if context.rank() == 0:
         warn_once(xla_skipped())

@@ -1,0 +1,123 @@
+"""``model.fit`` of Keras 3 in an elastic job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole.job import context
+from farandole.job.config import Connection
+from farandole.keras.data import remaining_of_loader, shard_dataset, split_validation
+from farandole.keras.elastic import KerasState
+from farandole.keras.elastic_fit.data import Source, Tools, source_of
+from farandole.keras.elastic_fit.loop import ElasticFit, Kit
+from farandole.keras.elastic_fit.progress import FitProgress
+from farandole.keras.optimizer import innermost, reducers_of
+from farandole.keras.reducer import counter
+from farandole.keras.weights import has_weights, numpy_of
+
+
+class FitState(FitProgress, KerasState):
+    """The state of one ``fit`` of Keras 3."""
+
+
+class _Chosen(keras.utils.PyDataset):  # type: ignore[misc]
+    """The batches of a PyDataset with the given numbers, in this order."""
+
+    def __init__(self, whole: Any, numbers: Sequence[int]) -> None:
+        super().__init__(
+            workers=whole.workers,
+            use_multiprocessing=whole.use_multiprocessing,
+            max_queue_size=whole.max_queue_size,
+        )
+        self._whole, self._numbers = whole, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._numbers[index]]
+
+
+def _take(data: Any, rows: Any) -> Any:
+    if hasattr(data, "iloc"):
+        return data.iloc[rows]
+    return data[rows] if isinstance(data, np.ndarray) else keras.ops.take(data, rows, axis=0)
+
+
+_TOOLS = Tools(
+    keras.tree.flatten,
+    keras.tree.map_structure,
+    _take,
+    keras.utils.PyDataset,
+    lambda data: data.num_batches,
+    _Chosen,
+    shard_dataset,
+    remaining_of_loader,
+)
+
+
+def _wait(callback: Any) -> None:
+    numpy_of(counter(innermost(callback.model.optimizer)))
+
+
+_KIT = Kit(
+    keras.callbacks.Callback,
+    keras.callbacks.CallbackList,
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
+    _wait,
+)
+
+
+def continues(model: Any) -> bool:
+    """Return whether ``fit`` of this model continues by itself when ranks are lost or added: in an
+    elastic job, with a distributed optimizer over all ranks, outside of ``elastic.run``.
+    """
+    if not context.is_initialized() or not context.is_elastic():
+        return False
+    reducers = [reducer for _, reducer in reducers_of(model)]
+    return (
+        bool(reducers)
+        and all(each.process_set is context.global_process_set for each in reducers)
+        and not context.object_names().is_within()
+    )
+
+
+def elastic_fit(
+    original: Any, arguments: dict[str, Any], users: Sequence[Any], divided: bool
+) -> ElasticFit:
+    """Return one call of ``fit``, ready to run.
+
+    ``original``: Keras's ``fit``; ``arguments``: the program's, by name, with ``self``.
+    ``users``: the program's callbacks. ``divided``: whether ``fit`` divides the data among ranks.
+    """
+    model = arguments["self"]
+    split_validation(arguments)
+    seed = 0 if divided else 1 + Connection.from_env().member
+    source = source_of(arguments, divided, seed, _TOOLS)
+    _build(model, source)
+    epoch = int(arguments.get("initial_epoch", 0))
+    state = FitState(model, epoch=epoch, batch=0, done=0, started=False, finished=False)
+    fit = ElasticFit(_KIT, state, original, arguments, users, source)
+    followed = [*fit.users, fit.history]
+    state.follow(followed, lambda: model.metrics_variables, numpy_of)
+    return fit
+
+
+def _build(model: Any, source: Source) -> None:
+    """Build a model that has no weights yet, from the shapes of a batch."""
+    if model.built:
+        return
+    batch = source.sample()
+    batch = batch if isinstance(batch, (tuple, list)) else (batch,)
+    whole = (*batch, *(None for _ in range(3 - len(batch))))
+    try:
+        model._symbolic_build(data_batch=whole)
+    except Exception:  # a custom train_step may not call the model
+        model(batch[0])
+    if not model.built and has_weights(model):
+        model.built = True

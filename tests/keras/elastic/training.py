@@ -1,0 +1,88 @@
+"""A program that knows nothing of elastic jobs, and the faults that it meets."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# with batches of one row none is smaller than others, which would be traced again
+ROWS, BATCH, EPOCHS = 60, 1, 6
+SIZES = (3, 2, 3)  # of the job: a rank is lost, and a new one joins
+
+
+class Done(NamedTuple):
+    """The result of a rank."""
+
+    process: int
+    size: int
+    seen: list[float]  # how often each row was trained on
+    history: dict[str, list[float]]
+    epochs: list[int]
+    stopping: dict[str, Any]  # of EarlyStopping
+    begun: int  # calls of on_train_begin
+    sizes: list[int]
+    traces: int  # of the compiled step after the first epoch
+    steps: list[tuple[int, int]]  # epoch and batch, as callbacks saw them
+
+
+def faults_of(base: type, folder: Path, hvd: Any) -> Any:
+    """A callback that ends process 1 in the middle of the second epoch, and then keeps the others
+    waiting until a new process has come.
+    """
+    process = int(os.environ["FARANDOLE_MEMBER"])
+
+    class Faults(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun = 0
+            self.sizes: list[int] = []
+            self.steps: list[tuple[int, int]] = []
+            self.epoch = 0
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.begun += 1
+            self.sizes, self.steps = [], []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if self.epoch == 1 and batch == 4 and process == 1:
+                os._exit(1)
+            if self.epoch >= 2 and hvd.size() == 2:
+                deadline = time.monotonic() + 60
+                while not (folder / "3").exists() and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                time.sleep(0.1)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps.append((self.epoch, batch))
+            if [hvd.size()] != self.sizes[-1:]:
+                self.sizes.append(hvd.size())
+
+    (folder / str(process)).touch()
+    return Faults()
+
+
+def check(results: list[Done], epochs: int = EPOCHS) -> None:
+    """Every epoch once, every row in every epoch, and the same on all ranks."""
+    assert [done.size for done in results] == [SIZES[-1]] * SIZES[-1]
+    assert sorted(done.process for done in results) == [0, 2, 3]
+    assert len({tuple(done.seen) for done in results}) == 1
+    seen = results[0].seen
+    assert min(seen) == epochs, seen
+    assert sum(seen) <= epochs * ROWS + 8  # a few fill up the last batches
+    for done in results:
+        assert done.epochs == list(range(epochs))
+        assert len(done.history["loss"]) == epochs
+        assert done.history == results[0].history
+        assert done.stopping == results[0].stopping
+        assert done.begun == 1
+    survivors = [done for done in results if done.process != 3]
+    for done in survivors:
+        assert tuple(done.sizes) == SIZES
+        assert done.traces == 0
+        assert len(set(done.steps)) == len(done.steps), done.steps
+        assert done.steps == sorted(done.steps)
