@@ -46,21 +46,26 @@ class PeerSession:
         self.mean = MeanReducer(name, self.sum_options)
         self.neighbours = NeighbourExchange(engine, name, self.ranks, spec)
         self.centre = CentreConnection(
-            name, process_set, self.ranks, spec, self._on_transfer, push_codec
+            name, process_set, self.ranks, spec, self.transferred, push_codec
         )
         self._set = process_set
         self._pairs: PairAverages | None = None
 
+    @property
+    def unique_name(self) -> str:
+        """The name among all sessions of this job: a process set that is removed and added again
+        has the same ranks.
+        """
+        return f"{self.name}.{context.unique_id(self._set)}"
+
     def pairs(self, gamma: float | None) -> PairAverages:
         """Return the averages in pairs. ``gamma``: as in ``contracts.Peers.average_async``."""
         if self._pairs is None:
-            # A process set that is removed and added again has the same ranks.
-            unique = context.unique_id(self._set)
             self._pairs = PairAverages(
                 self.engine,
-                f"{self.name}.{unique}",
+                self.unique_name,
                 self.ranks,
-                self._on_transfer,
+                self.transferred,
                 1.0 if gamma is None else gamma,
             )
         return self._pairs
@@ -76,7 +81,8 @@ class PeerSession:
         if self._pairs is not None:
             self._pairs.close()
 
-    def _on_transfer(self, activity: str, begin: float, end: float) -> None:
+    def transferred(self, activity: str, begin: float, end: float) -> None:
+        """Report a transfer outside of collectives, with its begin and end, to the timeline."""
         for observer in self.engine.observers.transferred:
             observer.transferred(self.name, activity, begin, end)
 

@@ -6,8 +6,13 @@ subclass of ``NoReference`` with an encoding of its own.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from farandole.base.contracts import Codec, Encoding, PushCodec, Strategy, Voting
 from farandole.job.plugins import registry
+
+if TYPE_CHECKING:
+    from farandole.core.gossip.quorum import Quorum
 
 _REACH = 0.1  # the longest step of a weight whose direction alone is known
 
@@ -79,6 +84,29 @@ class LastWeightsReference(MeanReference):
         from farandole.strategies.encodings import ChangeEncoding
 
         return ChangeEncoding(codec, owner)
+
+
+class QuorumReference(MeanReference):
+    """The ranks of one average have equal weights after it; others have older ones."""
+
+    takes_codec = False
+
+    def __init__(self, rule: Quorum, *, outer: bool = False, reach: float = 0.0) -> None:
+        super().__init__(outer=outer, reach=reach)
+        self.rule = rule
+
+    def objection(self, strategy: Strategy, codec: Codec) -> str:
+        """See ``contracts.SharedReference``."""
+        return (
+            f"compresses sums over all ranks, but with strategy={strategy.spec!r} an average"
+            " does not wait for all of them. Remove the codec or the quorum"
+        )
+
+    def encoding(self, codec: Codec | None, owner: object) -> Encoding:
+        """See ``contracts.SharedReference``."""
+        from farandole.strategies.quorum import QuorumEncoding
+
+        return QuorumEncoding(self.rule)
 
 
 class FirstSlotReference(MeanReference):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from farandole.base.contracts import Strategy
 from farandole.errors import did_you_mean
 from farandole.job.plugins import registry
+
+if TYPE_CHECKING:
+    from farandole.core.gossip.quorum import Quorum
 
 Made = TypeVar("Made")
 ALLREDUCE, ADASUM = "allreduce", "adasum"  # exchange gradients
@@ -87,6 +91,39 @@ def fraction(strategy: str, option: str, value: Any) -> float | None:
 def gamma_suffix(gamma: float | None) -> str:
     """Return the part of a strategy's spec that gives ``gamma``."""
     return "" if gamma is None else f",gamma={gamma:g}"
+
+
+def quorum_of(
+    strategy: str, quorum: float | str | None, grace: float | str | None
+) -> Quorum | None:
+    """Return the rule of averages that do not wait for all ranks; None without a ``quorum``.
+
+    ``quorum``: a share of the ranks below 1, or a number of ranks. ``grace``: seconds; None: 1.
+    """
+    if quorum is None:
+        if grace is not None:
+            refuse(strategy, "grace", grace, "given together with quorum, as in quorum=0.5")
+        return None
+    from farandole.core.gossip.quorum import Quorum
+
+    rule = "a share of the ranks, more than 0 and less than 1, or a whole number of ranks"
+    return Quorum(
+        real(
+            strategy, "quorum", quorum, lambda it: 0 < it < 1 or (it >= 1 and it == it // 1), rule
+        ),
+        real(
+            strategy,
+            "grace",
+            1.0 if grace is None else grace,
+            lambda it: 0 <= it < inf,
+            "a number of seconds, at least 0",
+        ),
+    )
+
+
+def quorum_suffix(rule: Quorum | None) -> str:
+    """Return the part of a strategy's spec that gives its quorum."""
+    return "" if rule is None else f",quorum={rule.quorum:g},grace={rule.grace:g}"
 
 
 def boolean(strategy: str, option: str, value: bool | str) -> bool:

@@ -159,6 +159,21 @@ class WeightExchange:
             session.mean([*weights, *statistics])
         self._encoding.averaged(weights, slots)
 
+    def merge(self, arrays: Sequence[Array], steps: int) -> None:
+        """Replace arrays by their mean over all ranks, each weighted by its ``steps``, in place.
+
+        ``steps``: the rank's steps since its last exchange; 0 for a rank whose values do not count.
+        If they are 0 on all ranks, nothing changes. Collective.
+        """
+        sums = [
+            array * array.dtype.type(steps) if steps else np.zeros_like(array) for array in arrays
+        ]
+        total = np.array([float(steps)])
+        self._open().mean([*sums, total])
+        if total[0]:
+            for array, mean in zip(arrays, sums, strict=True):
+                np.divide(mean, total[0], out=array, casting="same_kind")
+
     def any_of(self, true: bool) -> bool:
         """Return whether ``true`` holds on some rank. Collective."""
         return self._open().mean.any_of(true)
@@ -246,6 +261,15 @@ class StatefulExchange:
     @property
     def begun(self) -> bool:
         return self._slots is not None
+
+    def merge(self, arrays: Sequence[Array], step: int) -> None:
+        """Give all ranks of a new membership the mean of the weights of those that have trained,
+        weighted by their steps since the last exchange. Collective.
+
+        ``arrays``: all weights and statistics, changed in place. ``step``: this rank's last step.
+        """
+        since = max(1, step - max(self._last, 0)) if context.commits() else 0
+        self.exchange.merge(arrays, since)
 
     @property
     def count(self) -> int:

@@ -40,6 +40,9 @@ class StateHandler:
         """Return to the last saved state."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def prepare(self) -> None:
+        """Prepare all ranks before the first value is received. Collective."""
+
     def receive(self) -> None:
         """Load rank 0's state without saving it. Collective."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
@@ -83,6 +86,12 @@ class OptimizerStateHandler(StateHandler):
 
     def reset(self) -> None:
         """Keep the state of the optimizer: it does not depend on the ranks."""
+
+    def prepare(self) -> None:
+        """Let ranks that train with weights of their own merge them on rank 0."""
+        own = getattr(self.value, "_farandole", None)
+        if own is not None:
+            own.before_sync()
 
     def receive(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -158,6 +167,8 @@ class TorchState(ObjectState):
 
     def sync(self) -> None:
         handlers = self._handlers.values()
+        for handler in handlers:
+            handler.prepare()
         for handler in handlers:
             if type(handler).sync is StateHandler.sync:
                 handler.receive()

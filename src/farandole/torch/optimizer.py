@@ -472,6 +472,7 @@ class OptimizerState:
         return {}
 
     def share(self, state: Mapping[str, Any]) -> None: ...
+    def before_sync(self) -> None: ...
 
     def before_step(self, with_closure: bool) -> None:
         original = self._original()

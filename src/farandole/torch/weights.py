@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farandole.base.contracts import Strategy
+from farandole.job import context
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import StatefulExchange
 from farandole.torch import codec_state, inner_optimizer
@@ -137,6 +138,18 @@ class WeightState:
         return {name: kept[name] for name in ("strategy", "step")} | {
             "slots": kept["slots"] if self._strategy.reference.same_slots else []
         }
+
+    def before_sync(self) -> None:
+        """Prepare for the synchronization of an elastic state: keep what ranks share, which new
+        weights would discard, and merge the weights of the ranks that have trained. Collective.
+        """
+        self._loaded = self.shared()
+        if context.is_elastic() and self._exchange.needed():
+            held = [Held(each) for _, each in self._parameters()]
+            held += [Held(buffer) for buffer in self._buffers() if _holds_reals(buffer)]
+            self._kept.merge([one.array for one in held], self._step)
+            for one in held:
+                one.put_back()
 
     def share(self, state: Mapping[str, Any]) -> None:
         """Load another rank's ``shared``. Missing state begins again."""

@@ -57,6 +57,10 @@ TestNesterov, TestAdam = (
     kit("ps_async:2,optimizer=adam,lr=0.05"),
 )
 
+TestQuorum, TestOuterQuorum = (
+    kit("local_sgd:3,quorum=2,grace=60"),
+    kit("diloco:2,quorum=0.9,grace=60"),
+)
 TestCodedGossip = kit("gossip:exponential", "int8")
 
 

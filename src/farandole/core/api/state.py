@@ -121,8 +121,14 @@ class State:
         """Raise HostsUpdatedInterrupt on all ranks if a rank was notified of a change of hosts; in
         a job of a fixed size, if rank 0 was.
 
-        Collective. Raises HorovodInternalError if a rank is lost meanwhile.
+        With a strategy that does not wait for all ranks (``quorum``), each rank raises it by
+        itself, also after a loss. Otherwise collective; raises HorovodInternalError if a rank is
+        lost meanwhile.
         """
+        if context.commits_alone():
+            if context.has_to_leave() or not self._messages.empty():
+                raise HostsUpdatedInterrupt(skip_sync=False)
+            return
         last, number, changes = self._last_update, self._last_notice, 0
         # A notice has a number and no time, because the driver's clock may be set back.
         notice = context.notice() if context.is_elastic() and self._rank() == 0 else None

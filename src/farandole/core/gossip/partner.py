@@ -83,13 +83,17 @@ class Partner:
         """Send ``memory``, and receive the partner's answer into it. Return False if the partner is
         gone.
         """
-        return self._answer_to(lambda session: self._exchanged(session, memory)) is not _GONE
+        return self._answered(lambda session: self._exchanged(session, memory))
 
     def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             with contextlib.suppress(OSError):
                 session.close()
+
+    def _answered(self, ask: Callable[[Session], Message | None]) -> bool:
+        """Return whether the partner has answered."""
+        return self._answer_to(ask) is not _GONE
 
     def _answer_to(self, ask: Callable[[Session], Message | None]) -> Message:
         """Return the partner's answer; ``_GONE`` if there is none."""

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from farandole.base.log import logger
 from farandole.core.gossip.partner import PURPOSE, SILENCE, Partner
@@ -30,6 +30,31 @@ HOLD = 0.25  # seconds for which training waits, once, for its own late average
 LAST = 5.0  # seconds for averages in progress when this rank ends
 
 
+class Served(Protocol):
+    """The weights of one optimizer, served under a ``name`` that is the same on all ranks."""
+
+    name: str
+
+    def answer(self, session: Session, message: Message) -> None:
+        """Answer a message of another rank."""
+
+    def look_for(self, rank: int) -> None:
+        """Check a rank that has hung up."""
+
+    def close(self) -> None:
+        """Finish the averages in progress."""
+
+
+class Attended(Protocol):
+    """The averages by quorum of one optimizer, as this rank sees them."""
+
+    def step_away(self) -> None:
+        """Let no average wait for this rank until it attends again."""
+
+    def close(self) -> None:
+        """Take no part in averages any more. May be called twice."""
+
+
 class PeerServer(Listener):
     """Serves the weights of all optimizers of this rank to other ranks. ``rank``: its number in the
     job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
@@ -42,14 +67,15 @@ class PeerServer(Listener):
         self.rank = rank
         self.secret = secret
         self.ended = ended
-        self._groups: dict[str, PeerGroup] = {}
+        self._groups: dict[str, Served] = {}
+        self.attended: list[Attended] = []  # averages by quorum in which this rank takes part
         super().__init__(f"rank {rank}", secret, PURPOSE, interfaces)
 
-    def add(self, group: PeerGroup) -> None:
+    def add(self, group: Served) -> None:
         with self._changed:
             self._groups[group.name] = group
 
-    def remove(self, group: PeerGroup) -> None:
+    def remove(self, group: Served) -> None:
         with self._changed:
             self._groups.pop(group.name, None)
 
@@ -59,6 +85,8 @@ class PeerServer(Listener):
             groups = list(self._groups.values())
         for group in groups:
             group.close()
+        for averages in self.attended:
+            averages.close()
         self._hang_up()
         self._join()
 

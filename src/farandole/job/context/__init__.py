@@ -17,9 +17,12 @@ from farandole.job.context.lifecycle import shutdown as shutdown
 from farandole.job.context.lifecycle import unread_failures as unread_failures
 from farandole.job.context.membership import agree as agree
 from farandole.job.context.membership import agree_on_changes as agree_on_changes
+from farandole.job.context.membership import commit_alone as commit_alone
 from farandole.job.context.membership import commits as commits
+from farandole.job.context.membership import commits_alone as commits_alone
 from farandole.job.context.membership import count_commit as count_commit
 from farandole.job.context.membership import count_sync as count_sync
+from farandole.job.context.membership import has_to_leave as has_to_leave
 from farandole.job.context.membership import is_elastic as is_elastic
 from farandole.job.context.membership import join as join
 from farandole.job.context.membership import notice as notice

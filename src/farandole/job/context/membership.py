@@ -78,6 +78,7 @@ class _Participation:
     - ``agreed``: The number of commits of the state that it receives in a synchronization.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
     - ``asked``: The time of its last query for changes of hosts, in seconds.
+    - ``alone``: The session in which it commits without the other ranks; empty for none.
     - ``names``: The names for its unnamed objects.
     """
 
@@ -87,6 +88,7 @@ class _Participation:
         self.agreed = 0
         self.expected: Placement | None = None
         self.asked = 0.0
+        self.alone = ""
         self.names = ObjectNames()
 
 
@@ -230,6 +232,31 @@ def notice() -> tuple[int, int] | None:
     number = session.placement().generation
     data = client.try_get(keys.notice(number))
     return None if data is None else (number, int(data))
+
+
+def commit_alone() -> None:
+    """Let ranks commit without each other until this session ends, because a rank may be many steps
+    behind. All ranks must call this after the same commit.
+    """
+    _participation.alone = session.session_id()
+
+
+def commits_alone() -> bool:
+    """Return whether a commit of this rank is not a collective."""
+    return _participation.alone != "" and _participation.alone == session.session_id()
+
+
+def has_to_leave() -> bool:
+    """Return whether the present membership has ended: it has lost a rank, or hosts have changed.
+
+    False, without a query, if the last one was less than ``NOTICE_SECONDS`` ago.
+    """
+    client, now = session.store(), time.monotonic()
+    if client is None or not is_elastic() or now < _participation.asked + NOTICE_SECONDS:
+        return False
+    _participation.asked = now
+    number = session.placement().generation
+    return any(client.try_get(key(number)) is not None for key in (keys.broken, keys.notice))
 
 
 def agree(has_state: bool) -> bool:

@@ -101,6 +101,8 @@ class ServerAccess:
             store.set(keys.away(self._scope, self._placement.rank), b"")
         if self._servers is not None:
             self._servers.leave()
+        for averages in self._peer.attended if self._peer is not None else ():
+            averages.step_away()
 
     def come_back(self, store: StoreClient) -> None:
         """Revoke ``leave`` for ranks that have not received a message from this rank yet."""

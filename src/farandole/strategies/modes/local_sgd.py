@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.base.contracts import Peers
-from farandole.strategies.references import LastWeightsReference
-from farandole.strategies.specs import number, parsed, real, refuse
+from farandole.strategies.references import LastWeightsReference, MeanReference, QuorumReference
+from farandole.strategies.specs import number, parsed, quorum_of, quorum_suffix, real, refuse
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -32,11 +32,17 @@ class LocalSGD:
     is the change from the last exchange to the mean: None (take the mean), "momentum" or
     "nesterov", with ``lr`` and ``momentum``. ``warmup``: the number of initial steps with an
     exchange after each (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local
-    SGD, if it is half of the training). Raises ValueError for invalid numbers.
+    SGD, if it is half of the training).
+
+    ``quorum``: do not wait for all ranks, only for this share of them (below 1) or this number, and
+    then for ``grace`` seconds (default 1). The changes of a rank that arrives later go into the
+    next average, with the weight of its steps like all others (Douillard et al., "Decoupled
+    DiLoCo", 2026), and it continues from the newest weights. Raises ValueError for invalid numbers,
+    and for ``quorum`` with ``every="epoch"``.
     """
 
     name = "local_sgd"
-    reference = LastWeightsReference()
+    reference: MeanReference = LastWeightsReference()
 
     def __init__(
         self,
@@ -46,6 +52,8 @@ class LocalSGD:
         lr: float | str = 1.0,
         momentum: float | str = 0.9,
         warmup: int | str = 0,
+        quorum: float | str | None = None,
+        grace: float | str | None = None,
     ) -> None:
         self.every = EPOCH if every == "epoch" else number(self.name, "every", every, at_least=1)
         if outer not in (None, MOMENTUM, NESTEROV):
@@ -60,10 +68,17 @@ class LocalSGD:
             "at least 0 and less than 1",
         )
         reach = self.lr / (1 - self.momentum) if outer is not None else 0.0
-        self.reference = LastWeightsReference(outer=outer is not None, reach=reach)
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH
-        self.slots = () if outer is None else ("weights", "zeros")
+        self.quorum = quorum_of(self.name, quorum, grace)
+        if self.quorum is None:
+            self.reference = LastWeightsReference(outer=outer is not None, reach=reach)
+        elif self.epochs:
+            refuse(self.name, "quorum", quorum, "left out, or every be a number of steps")
+        else:
+            self.reference = QuorumReference(self.quorum, outer=outer is not None, reach=reach)
+        anchors = () if outer is None and self.quorum is None else ("weights",)
+        self.slots = anchors if outer is None else ("weights", "zeros")
 
     @classmethod
     def parse(cls, argument: str) -> LocalSGD:
@@ -76,7 +91,7 @@ class LocalSGD:
         outer = f",outer={self.outer}" if self.outer and type(self) is LocalSGD else ""
         outer += f",lr={self.lr:g},momentum={self.momentum:g}" if self.outer else ""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
-        return f"{self.name}:{self.every or 'epoch'}{outer}{warmup}"
+        return f"{self.name}:{self.every or 'epoch'}{outer}{warmup}{quorum_suffix(self.quorum)}"
 
     def due(self, step: Any) -> Any:
         early = step <= self.warmup
@@ -86,7 +101,13 @@ class LocalSGD:
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int
     ) -> None:
         peers.average(weights)
+        self.advance(weights, slots)
+
+    def advance(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
+        """Change weights and slots after an exchange in which ``weights`` became the mean."""
         if self.outer is None:
+            for anchor, weight in zip(*slots, weights, strict=True) if slots else ():
+                np.copyto(anchor, weight)
             return
         for weight, anchor, velocity in zip(weights, *slots, strict=True):
             gradient = anchor - weight
@@ -112,8 +133,11 @@ class BMUF(LocalSGD):
         momentum: float | str = 0.5,
         lr: float | str = 1.0,
         warmup: int | str = 0,
+        quorum: float | str | None = None,
+        grace: float | str | None = None,
     ) -> None:
-        super().__init__(every, outer=MOMENTUM, lr=lr, momentum=momentum, warmup=warmup)
+        outer: dict[str, Any] = {"outer": MOMENTUM, "lr": lr, "momentum": momentum}
+        super().__init__(every, **outer, warmup=warmup, quorum=quorum, grace=grace)
 
 
 class DiLoCo(LocalSGD):
@@ -130,5 +154,8 @@ class DiLoCo(LocalSGD):
         lr: float | str = 0.7,
         momentum: float | str = 0.9,
         warmup: int | str = 0,
+        quorum: float | str | None = None,
+        grace: float | str | None = None,
     ) -> None:
-        super().__init__(every, outer=NESTEROV, lr=lr, momentum=momentum, warmup=warmup)
+        outer: dict[str, Any] = {"outer": NESTEROV, "lr": lr, "momentum": momentum}
+        super().__init__(every, **outer, warmup=warmup, quorum=quorum, grace=grace)
