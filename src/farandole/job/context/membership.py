@@ -55,10 +55,6 @@ class ObjectNames:
             return f"run.{next(self._within)}"
         return f"{next(self._before)}"
 
-    def is_within(self) -> bool:
-        """Return whether the function of ``elastic.run`` is being called."""
-        return self._within is not None
-
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """Count objects from 1 during a call of the function."""

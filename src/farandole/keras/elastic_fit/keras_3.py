@@ -83,7 +83,7 @@ def continues(model: Any) -> bool:
     return (
         bool(reducers)
         and all(each.process_set is context.global_process_set for each in reducers)
-        and not context.object_names().is_within()
+        and not context.object_names().is_within
     )
 
 
