@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from farandole.core.api.arrays import broadcast_arrays
 from farandole.core.api.state import ObjectState
 from farandole.jax.accumulation import AccumulationState
 from farandole.jax.primitive import wait
-from farandole.jax.trees import broadcast_object, is_array, is_key, on_host
+from farandole.jax.trees import broadcast_object, is_array, is_key, like, on_host
+from farandole.jax.weights import WeightState
 from farandole.job import context
 
 # Implementations of random keys by dtype. (Early versions of JAX could not name them.)
@@ -72,8 +74,49 @@ class JaxState(ObjectState):
         self._saved = _with_own_gradients(received, values)
         self.restore()
 
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the arrays of real numbers in the trees; nothing if ranks exchange weights from
+        time to time. Gradients that wait for the last of ``backward_passes_per_step`` are left out.
+        """
+        wait()
+        found: dict[str, Any] = {}
+        for name in self._saved:
+            tree = getattr(self, name)
+            nodes = jax.tree_util.tree_leaves(tree, is_leaf=_is_own)
+            if any(isinstance(node, WeightState) for node in nodes):
+                return {}
+            if not any(isinstance(node, AccumulationState) for node in nodes):
+                found |= {f"{name}{place}": leaf for place, leaf in _leaves(tree) if _is_real(leaf)}
+        return found
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        for name in self._saved:
+            tree = getattr(self, name)
+            leaves = [
+                like(leaf, values[place].view(leaf.dtype).reshape(leaf.shape))
+                if (place := f"{name}{key}") in values
+                else leaf
+                for key, leaf in _leaves(tree)
+            ]
+            structure = jax.tree_util.tree_structure(tree)
+            setattr(self, name, jax.tree_util.tree_unflatten(structure, leaves))
+
     def _values(self) -> dict[str, Any]:
         return {name: jax.tree_util.tree_map(_taken, getattr(self, name)) for name in self._saved}
+
+
+def _is_own(node: Any) -> bool:
+    """Return whether a node of a tree is a state in which ranks may differ."""
+    return isinstance(node, (AccumulationState, WeightState))
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
+
+
+def _is_real(leaf: Any) -> bool:
+    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size > 0
 
 
 def _taken(leaf: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
+from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.ops import WORLD
 from farandole.core.api.state import ObjectState
@@ -72,6 +73,38 @@ class KerasState(ObjectState):
         self._save_model()
         self._adopt(received)
 
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the trained weights, and the variables of the optimizers; nothing if ranks
+        exchange weights from time to time.
+
+        Statistics (BatchNormalization) are left out: each rank's are of its own data.
+        """
+        optimizers = self._optimizers()
+        if any(_exchanges_weights(each) for each in optimizers):
+            return {}
+        found = list(self.model.trainable_weights)
+        for optimizer in optimizers:
+            found += optimizer.variables
+        return {f"{number}.{each.path}": each for number, each in enumerate(found)}
+
+    def digest_of_replica(self, value: Any) -> int:
+        return whole_digest(numpy_of(value))
+
+    def bytes_of_replica(self, value: Any) -> Any:
+        return super().bytes_of_replica(numpy_of(value))
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        here = self.replicas()
+        for name, value in values.items():
+            array = numpy_of(here[name])
+            here[name].assign(value.view(array.dtype).reshape(array.shape))
+
+    def saved_values(self) -> Any:
+        return self._copies, self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        self._copies, self._saved = saved
+
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)
         known = self.optimizer is None or any(
@@ -84,6 +117,10 @@ class KerasState(ObjectState):
         self._copies = [
             (variable, np.array(numpy_of(variable))) for variable in [*self.model.weights, *states]
         ]
+
+
+def _exchanges_weights(optimizer: Any) -> bool:
+    return getattr(getattr(optimizer, "_farandole", None), "exchange", None) is not None
 
 
 def _made_since(optimizer: Any, saved: Collection[int]) -> list[tuple[Any, Array]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from farandole.base.digests import whole_digest
 from farandole.core.api.arrays import broadcast_arrays
 from farandole.core.api.elastic import run
 from farandole.core.api.keras_version import keras_of
@@ -62,6 +63,36 @@ class TensorFlowState(ObjectState):
         received = self._receive()
         self._save_variables()
         self._adopt(received)
+
+    def replicas(self) -> Mapping[str, Any]:
+        """Return the trained variables; nothing in a graph's session. Other variables may be
+        statistics of each rank's own data.
+        """
+        if self.session is not None:
+            return {}
+        found = [each for each in self.variables if getattr(each, "trainable", False)]
+        return {
+            f"{number}.{name}": each
+            for number, (name, each) in enumerate(zip(names_of(found), found, strict=True))
+        }
+
+    def digest_of_replica(self, value: Any) -> int:
+        return whole_digest(graph.array(tf.convert_to_tensor(value)))
+
+    def bytes_of_replica(self, value: Any) -> Any:
+        return super().bytes_of_replica(graph.array(tf.convert_to_tensor(value)))
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        here = self.replicas()
+        for name, value in values.items():
+            array = graph.array(tf.convert_to_tensor(here[name]))
+            here[name].assign(value.view(array.dtype).reshape(array.shape))
+
+    def saved_values(self) -> Any:
+        return self._copies, self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        self._copies, self._saved = saved
 
     def _save_variables(self) -> None:
         self._copies = [np.array(value) for value in self._values_of()]

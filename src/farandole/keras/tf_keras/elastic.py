@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import broadcast_object
 from farandole.core.api.ops import WORLD
@@ -79,6 +80,35 @@ class KerasState(ObjectState):
         received = self._receive()
         self._save_variables()
         self._adopt(received)
+
+    def replicas(self) -> Mapping[str, Any]:
+        """See ``farandole.keras.elastic.KerasState``."""
+        optimizers = self._optimizers()
+        states = [state_of(each) for each in optimizers]
+        if any(each is not None and each.reducer.options.strategy for each in states):
+            return {}
+        found = list(self.model.trainable_weights)
+        for optimizer in optimizers:
+            found += state_variables(optimizer)
+        return {f"{number}.{each.name}": each for number, each in enumerate(found)}
+
+    def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
+        here = self.replicas()
+        for name, value in values.items():
+            array = here[name].numpy()
+            here[name].assign(value.view(array.dtype).reshape(array.shape))
+
+    def digest_of_replica(self, value: Any) -> int:
+        return whole_digest(value.numpy())
+
+    def bytes_of_replica(self, value: Any) -> Any:
+        return super().bytes_of_replica(value.numpy())
+
+    def saved_values(self) -> Any:
+        return self._copies, self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        self._copies, self._saved = saved
 
     def _save_variables(self) -> None:
         self._copies = [
