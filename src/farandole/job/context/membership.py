@@ -44,11 +44,6 @@ class ObjectNames:
         self._before = itertools.count(1)
         self._within: Iterator[int] | None = None
 
-    @property
-    def is_within(self) -> bool:
-        """True during a call of the function of ``elastic.run``."""
-        return self._within is not None
-
     def next(self) -> str:
         """Return the name of the object that is created now."""
         if self._within is not None:
