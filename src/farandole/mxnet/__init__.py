@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from farandole.core.api import names
 
@@ -21,6 +22,16 @@ from farandole.mxnet.optimizer import DistributedOptimizer as DistributedOptimiz
 from farandole.mxnet.parameters import broadcast_parameters as broadcast_parameters
 from farandole.mxnet.trainer import DistributedTrainer as DistributedTrainer
 
+if TYPE_CHECKING:
+    from farandole.mxnet import elastic as elastic
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elastic":  # loaded when it is used, because most jobs have a fixed size
+        return importlib.import_module("farandole.mxnet.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 if not TYPE_CHECKING:
     __all__ = names.listed(
         mpi_ops.__all__,
@@ -30,6 +41,7 @@ if not TYPE_CHECKING:
             "DistributedOptimizer",
             "DistributedTrainer",
             "broadcast_parameters",
+            "elastic",
             "gather",
             "mpi_ops",
             "save",

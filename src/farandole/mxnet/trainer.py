@@ -109,8 +109,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         self._exchange = None if chosen is None else TrainerExchange(self._label, average, chosen)
         if self._exchange is not None:
             self._exchange.describe(self._inner())
-        if self._active() and self._exchange is None:
-            self._scale *= gradient_predivide_factor / process_set.size()
+        self._predivided, self._divided = gradient_predivide_factor, 1.0
+        self._divide()
 
     def _inner(self) -> InnerOptimizer:
         """Return the facts about the optimizer, for a codec or strategy."""
@@ -119,6 +119,24 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     def _active(self) -> bool:
         members = self._options.process_set
         return bool(members.included() and members.size() > 1)
+
+    def _divide(self) -> None:
+        """Let the update divide by the number of ranks, which changes in elastic jobs."""
+        size = self._options.process_set.size()
+        factor = self._predivided / size if self._active() and self._exchange is None else 1.0
+        if factor != self._divided:
+            self._scale *= factor / self._divided
+            self._divided = factor
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Reduce the gradients and update the parameters, as ``gluon.Trainer.step``."""
+        self._divide()
+        super().step(batch_size, ignore_stale_grad)
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Update the parameters, as ``gluon.Trainer.update``."""
+        self._divide()
+        super().update(batch_size, ignore_stale_grad)
 
     def allreduce_grads(self) -> None:
         """Reduce the gradients computed by ``backward`` since the last update, in place, so that
