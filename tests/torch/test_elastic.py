@@ -11,7 +11,7 @@ import pytest
 from farandole.core.api import elastic
 from farandole.core.api.elastic import run, run_fn
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
-from tests.kits.messages import mentions
+from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -360,3 +360,33 @@ def test_a_handler_for_horovod_synchronizes_its_own_way() -> None:
     state._bcast_object, state._rank = (lambda values: values), (lambda: 0)
     state.sync()
     assert model.weight.item() == 2.0
+
+
+def test_a_packed_state_continues_in_another_process() -> None:
+    from farandole.torch.elastic_state import TorchState
+
+    def made() -> tuple[Any, Any]:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return TorchState(model=model, optimizer=optimizer, schedule=schedule, step=0), model
+
+    def train(state: Any, model: Any) -> list[float]:
+        for _ in range(3):
+            state.optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            state.optimizer.step()
+            state.schedule.step()
+            state.step += 1
+        return [*model.weight.flatten().tolist(), state.optimizer.param_groups[0]["lr"], state.step]
+
+    (first, model), (second, other) = made(), made()
+    train(first, model)
+    first.save()
+    packed = first.to_bytes(first.saved_values())
+    expected = train(first, model)
+    second.from_bytes(packed)
+    second.restore()
+    assert train(second, other) == expected
+    with pytest.raises(ValueError, match=mentioning("schedule", "model")):
+        TorchState(model=model, step=0).from_bytes(packed)

@@ -101,6 +101,16 @@ class JaxState(ObjectState):
             structure = jax.tree_util.tree_structure(tree)
             setattr(self, name, jax.tree_util.tree_unflatten(structure, leaves))
 
+    def to_bytes(self, saved: Any) -> bytes:
+        # Devices belong to one process.
+        return super().to_bytes(jax.tree_util.tree_map(_without_place, saved))
+
+    def use_saved_values(self, saved: Any) -> None:
+        structure = jax.tree_util.tree_structure
+        if structure(saved) == structure(self._saved):
+            saved = jax.tree_util.tree_map(_at_place, saved, self._saved)
+        super().use_saved_values(saved)
+
     def _values(self) -> dict[str, Any]:
         return {name: jax.tree_util.tree_map(_taken, getattr(self, name)) for name in self._saved}
 
@@ -168,6 +178,16 @@ def _shapes(tree: Any) -> Any:
 
 def _described(leaf: Any) -> Any:
     return replace(leaf, array=None, place=None) if isinstance(leaf, _Saved) else leaf
+
+
+def _without_place(leaf: Any) -> Any:
+    return replace(leaf, place=None) if isinstance(leaf, _Saved) else leaf
+
+
+def _at_place(leaf: Any, mine: Any) -> Any:
+    """Return a loaded leaf for the devices of this process's leaf."""
+    both = isinstance(leaf, _Saved) and isinstance(mine, _Saved)
+    return replace(leaf, place=mine.place) if both else leaf
 
 
 def _made(leaf: Any) -> Any:

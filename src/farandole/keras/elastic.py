@@ -11,7 +11,7 @@ import numpy as np
 from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.ops import WORLD
-from farandole.core.api.state import ObjectState
+from farandole.core.api.state import ObjectState, check_fit
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.optimizer import all_optimizers_of, innermost, optimizers_of
 from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
@@ -100,10 +100,14 @@ class KerasState(ObjectState):
             here[name].assign(value.view(array.dtype).reshape(array.shape))
 
     def saved_values(self) -> Any:
-        return self._copies, self._saved
+        return [value for _, value in self._copies], self._saved
 
     def use_saved_values(self, saved: Any) -> None:
-        self._copies, self._saved = saved
+        copies, values = saved
+        check_fit([value for _, value in self._copies], copies)
+        super().use_saved_values(values)
+        variables = [variable for variable, _ in self._copies]
+        self._copies = list(zip(variables, copies, strict=True))
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)

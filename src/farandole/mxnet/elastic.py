@@ -13,6 +13,7 @@ from farandole.core.api.arrays import broadcast_arrays
 from farandole.core.api.elastic import run as run
 from farandole.core.api.objects import broadcast_object
 from farandole.core.api.state import ObjectState as ObjectState
+from farandole.core.api.state import check_fit
 from farandole.data import ElasticSampler as ElasticSampler
 from farandole.mxnet.parameter_names import canonical
 
@@ -56,6 +57,15 @@ class MXNetState(ObjectState):
         self._load(weights, optimizer)
         self._save_net()
         self._adopt(received)
+
+    def saved_values(self) -> Any:
+        return self._copies, self._optimizer, self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        copies, optimizer, values = saved
+        check_fit(self._copies, copies)
+        super().use_saved_values(values)
+        self._copies, self._optimizer = copies, optimizer
 
     def _save_net(self) -> None:
         self._copies, self._optimizer = self._weights(), self._states()

@@ -13,7 +13,7 @@ from farandole.core.api.arrays import broadcast_arrays
 from farandole.core.api.elastic import run
 from farandole.core.api.keras_version import keras_of
 from farandole.core.api.objects import broadcast_object
-from farandole.core.api.state import ObjectState
+from farandole.core.api.state import ObjectState, check_fit
 from farandole.job import context
 from farandole.job.plugins import registry
 from farandole.tensorflow import graph
@@ -92,7 +92,10 @@ class TensorFlowState(ObjectState):
         return self._copies, self._saved
 
     def use_saved_values(self, saved: Any) -> None:
-        self._copies, self._saved = saved
+        copies, values = saved
+        check_fit(self._copies, copies)
+        super().use_saved_values(values)
+        self._copies = copies
 
     def _save_variables(self) -> None:
         self._copies = [np.array(value) for value in self._values_of()]

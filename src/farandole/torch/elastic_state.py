@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 from farandole.core.api.objects import broadcast_object
-from farandole.core.api.state import ObjectState
+from farandole.core.api.state import ObjectState, check_names
 from farandole.data import ElasticSampler
 from farandole.job import context
 from farandole.torch.optimizer import drop_gradients
@@ -179,6 +181,14 @@ class TorchState(ObjectState):
             handler.save()
         self._adopt(received)
 
+    def to_bytes(self, saved: Any) -> bytes:
+        file = io.BytesIO()
+        torch.save(saved, file, pickle_module=cloudpickle)
+        return file.getvalue()
+
+    def _unpacked(self, data: bytes) -> Any:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
@@ -217,7 +227,9 @@ class TorchState(ObjectState):
         return {name: each._saved for name, each in self._handlers.items()}, self._saved
 
     def use_saved_values(self, saved: Any) -> None:
-        of_handlers, self._saved = saved
+        of_handlers, values = saved
+        check_names(self._handlers, of_handlers)
+        super().use_saved_values(values)
         for name, each in of_handlers.items():
             self._handlers[name]._saved = each
 

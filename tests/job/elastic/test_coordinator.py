@@ -15,7 +15,7 @@ from farandole.job.elastic.decisions import (
     Start,
     Stop,
 )
-from farandole.job.elastic.membership import placements
+from farandole.job.elastic.membership import Membership, placements
 from farandole.job.elastic.options import ElasticOptions
 from tests.job.elastic.simulation import Job, job
 from tests.kits.messages import mentions
@@ -208,6 +208,21 @@ class TestLosses:
         assert mentions(end.reason, "100")
         assert mentions(end.cure, "checkpoint")
 
+    def test_a_rank_without_the_state_loads_a_commit_from_disk(self) -> None:
+        made = self.joined(on_disk=True)
+        made.end(0)
+        made.step()
+        made.wait(1, commits=0)
+        made.step()
+        assert (made.ranks, made.membership.lost) == ((1,), 100)
+        assert Membership.from_bytes(made.membership.to_bytes()) == made.membership
+        made.wait(1, commits=0)  # interrupted before it has loaded
+        made.step()
+        assert made.membership.lost == 100
+        made.wait(1, commits=97)
+        made.step()
+        assert (made.ranks, made.membership.lost) == ((1,), 0)
+
     def test_a_rank_that_has_received_the_state_goes_on(self) -> None:
         made = self.joined()
         made.end(0)
@@ -241,9 +256,10 @@ class TestLosses:
         made.step()
         assert made.ranks == (1,)
 
-    def joined(self) -> Job:
+    def joined(self, on_disk: bool = False) -> Job:
         """Return a job of a rank with 100 commits, and a rank that receives the state now."""
-        made = job(least=1, np=1, a=1)
+        made = Job(ElasticOptions(np=1, min_np=1, on_disk=on_disk), {"a": 1})
+        made.step()
         made.coordinator.list_hosts({"a": 1, "b": 1})
         made.step()
         made.wait(1, after=0)

@@ -92,6 +92,7 @@ def _loop(
     """
     skip_sync = False
     is_reset = context.join()
+    keeper = state._keeper = _keeper()
     while True:
         try:
             if is_reset:
@@ -100,10 +101,15 @@ def _loop(
             if context.is_elastic():
                 skip_sync = context.agree(skip_sync)
             if not skip_sync:
+                if keeper is not None:
+                    keeper.load(state)
                 state.sync()
                 context.count_sync()
             with context.object_names().within():
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+            if keeper is not None:
+                keeper.finish()
+            return result
         except Exception as error:
             lost = HorovodInternalError in survived and _is_lost(error)
             if not lost and not isinstance(error, survived):
@@ -114,6 +120,15 @@ def _loop(
                 state.restore()
         _reset(reset)
         is_reset = True
+
+
+def _keeper() -> Any:
+    """Return the keeper of the state's commits; None if they are only in memory."""
+    if not context.takes_part() or not context.settings().commit_dir:
+        return None
+    from farandole.core.api.commits.keeper import keeper_of  # imported here: few jobs need it
+
+    return keeper_of(context.settings())
 
 
 def _is_lost(error: Exception) -> bool:

@@ -18,6 +18,8 @@ from farandole.job import context
 from farandole.job.elastic.changes import HostUpdateResult
 from farandole.job.plugins import registry
 
+_CANNOT = "--commit-dir and --check-replicas-every need a State that defines"
+
 
 class State:
     """The common part of all states: commits, and notifications of added and removed hosts.
@@ -25,6 +27,9 @@ class State:
     ``bcast_object``: a function that returns rank 0's object on all ranks. ``get_rank``: a function
     that returns this process's rank.
     """
+
+    # Set by ``elastic.run`` if commits are kept elsewhere, too (``core.api.commits``).
+    _keeper: Any = None
 
     def __init__(
         self,
@@ -78,6 +83,8 @@ class State:
         if check is not None:
             check.after_save()
         context.count_commit()
+        if self._keeper is not None:
+            self._keeper.keep(self)
         self.check_host_updates()
 
     def _replica_check(self) -> Any:
@@ -111,11 +118,32 @@ class State:
 
     def saved_values(self) -> Any:
         """Return the values of the last ``save``, which later saves do not change."""
-        raise NotImplementedError("a State must define saved_values() for --check-replicas-every")
+        raise NotImplementedError(f"{_CANNOT} saved_values() (a {type(self).__name__})")
 
     def use_saved_values(self, saved: Any) -> None:
-        """Make ``saved`` the values that ``restore`` restores."""
-        raise NotImplementedError("a State must define use_saved_values()")
+        """Make ``saved`` the values that ``restore`` restores. Raises ValueError if they do not fit
+        this state.
+        """
+        raise NotImplementedError(f"{_CANNOT} use_saved_values() (a {type(self).__name__})")
+
+    def to_bytes(self, saved: Any) -> bytes:
+        """Pack the values that ``saved_values`` has returned. Called on another thread."""
+        from farandole.base.pickled import dumps  # imported here: most jobs pack no state
+
+        return dumps(saved)
+
+    def from_bytes(self, data: bytes) -> None:
+        """Use and restore the values that ``to_bytes`` has packed, perhaps in another process.
+
+        Raises ValueError if they do not fit this state.
+        """
+        self.use_saved_values(self._unpacked(data))
+        self.restore()
+
+    def _unpacked(self, data: bytes) -> Any:
+        import cloudpickle  # imported here: most jobs load no state
+
+        return cloudpickle.loads(data)
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt on all ranks if a rank was notified of a change of hosts; in
@@ -169,6 +197,25 @@ class State:
         """Adapt the values to changed ranks. Subclasses may override this method."""
 
 
+def check_names(mine: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the values in ``loaded`` have the names of ``mine``."""
+    if loaded.keys() != mine.keys():
+        there, here = (", ".join(sorted(each)) or "none" for each in (loaded, mine))
+        raise ValueError(f"the commit has the values {there}, and the state has {here}")
+
+
+def check_fit(mine: Sequence[Any], loaded: Sequence[Any]) -> None:
+    """Raise ValueError unless the arrays in ``loaded`` have the number and shapes of ``mine``."""
+    shapes = [[tuple(each.shape) for each in arrays] for arrays in (loaded, mine)]
+    if shapes[0] == shapes[1]:
+        return
+    if len(mine) != len(loaded):
+        raise ValueError(f"the commit has {len(loaded)} variables, and the state has {len(mine)}")
+    index = next(i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b)
+    there, here = shapes[0][index], shapes[1][index]
+    raise ValueError(f"variable {index} is {there} in the commit, and {here} in the state")
+
+
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
@@ -213,6 +260,7 @@ class ObjectState(State):
         return self._saved
 
     def use_saved_values(self, saved: Any) -> None:
+        check_names(self._saved, saved)
         self._saved = saved
 
     def _receive(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ DYNAMIC = "DYNAMIC"  # replaces a timeline's file name, which is then passed to 
 def files(settings: Settings) -> str:
     """Return the value of ``FILES``."""
     timeline = "" if settings.timeline == DYNAMIC else settings.timeline
-    return "\n".join(filter(None, (timeline, settings.autotune_log)))
+    return "\n".join(filter(None, (timeline, settings.autotune_log, settings.commit_dir)))
 
 
 def of_outer_job(env: Mapping[str, str]) -> set[str]:

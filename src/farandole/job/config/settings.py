@@ -230,6 +230,30 @@ class Settings(Variables):
         flag="--max-restarts",
         group=ELASTIC,
     )
+    commit_copies: int = setting(
+        1,
+        "other ranks that keep a copy of each rank's own values in a commit, on other hosts if"
+        " there are any; 0 = none",
+        flag="--commit-copies",
+        group=ELASTIC,
+        most=16,
+    )
+    commit_dir: str = setting(
+        "",
+        "folder or URL (of fsspec) to which rank 0 writes commits, and from which the job continues"
+        " when it is started again",
+        flag="--commit-dir",
+        group=ELASTIC,
+    )
+    commit_dir_seconds: float = setting(
+        60.0,
+        "time between two commits in the folder of --commit-dir",
+        flag="--commit-dir-seconds",
+        group=ELASTIC,
+        unit="s",
+        least=0.0,
+        most=1e9,
+    )
     stall_check_disable: bool = setting(
         False,
         "do not warn about stalled ranks",

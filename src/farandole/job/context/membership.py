@@ -67,6 +67,7 @@ class _Participation:
     - ``commits``: The number of commits of its state; 0 before its first commit or completed
       synchronization.
     - ``agreed``: The number of commits of the state that it receives in a synchronization.
+    - ``lost``: The number of commits of a state that no member has any more; 0 if a member has it.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
     - ``asked``: The time of its last query for changes of hosts, in seconds.
     - ``alone``: The session in which it commits without the other ranks; empty for none.
@@ -77,6 +78,7 @@ class _Participation:
         self.number = 0
         self.commits = 0
         self.agreed = 0
+        self.lost = 0
         self.expected: Placement | None = None
         self.asked = 0.0
         self.alone = ""
@@ -114,6 +116,28 @@ def count_sync() -> None:
     _participation.commits = max(_participation.agreed, 1)
 
 
+def commit_number() -> int:
+    """Return the number of the last commit of this process's state; 0 before the first."""
+    return max(_participation.commits - 1, 0)  # the first synchronization counts, too
+
+
+def has_state() -> bool:
+    """Return whether any rank of an elastic job has the state of the training, after ``agree``."""
+    return _participation.agreed > 0
+
+
+def lost_commit() -> int:
+    """Return the number of the last commit if it was lost with all ranks that had it, else 0."""
+    return max(_participation.lost - 1, 0)
+
+
+def adopt_commits(number: int) -> None:
+    """Record on all ranks that rank 0 has loaded the commit ``number``, which the other ranks are
+    about to receive.
+    """
+    _participation.agreed = number + 1
+
+
 def is_member(placement: Placement, connection: Connection) -> bool:
     """Return whether this process is or was a member of its job: false for a process that was
     started while the job runs and has not joined yet.
@@ -145,7 +169,7 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
     report = json.dumps([_participation.number, _participation.commits])
     client.set(keys.ready(connection.member), report.encode())
     membership = _next_membership(client, connection.member)
-    _participation.number = membership.number
+    _participation.number, _participation.lost = membership.number, membership.lost
     placement = placements(membership)[membership.processes.index(connection.member)]
     os.environ.update(placement.to_env(variables(Placement)))
     os.environ.update(torch_variables(placement, "127.0.0.1", membership.port))

@@ -8,7 +8,8 @@ Horovod's, with three exceptions:
   together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
 - On a job's only host, a failed process is replaced, and the others stay.
 - Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that
-  have joined and not yet received the state cannot go on alone: the job fails.
+  have joined and not yet received the state cannot go on alone: they load the last commit from
+  disk, or the job fails.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from farandole.job.elastic.decisions import (
     Start,
     Stop,
 )
+from farandole.job.elastic.held_commits import HeldCommits
 from farandole.job.elastic.hosts import HostPool
 from farandole.job.elastic.membership import (
     Member,
@@ -95,9 +97,7 @@ class Coordinator:
         self._broken = False  # whether the present membership has lost a member
         self._notified = False
         self._warned = False  # whether members that others await have been reported
-        self._fruitless = 0
-        self._commits = 0
-        self._held = 0  # commits that every rank with the state of the training has made
+        self._held = HeldCommits()
         self._short_since = now  # the begin of a wait for slots or ranks; -1: there is no wait
         self._is_short = False
         self._over = False
@@ -260,7 +260,7 @@ class Coordinator:
         """Return whether a member has left the present membership without the state of the job,
         because it was interrupted before it had received the state.
         """
-        return self._has_left(member) and self._ready[member.process].commits < self._held
+        return self._has_left(member) and self._ready[member.process].commits < self._held.least
 
     def _live_members(self) -> list[Member]:
         """Return the running members that were not stopped or removed, in rank order."""
@@ -374,18 +374,12 @@ class Coordinator:
         if len(stayers) + len(joiners) < self._options.min_np and not self.finished:
             return self._await_more(len(stayers) + len(joiners), now)
         commits = {each.process: self._ready[each.process].commits for each in stayers}
-        most = max(commits.values())
-        if most < self._held:
-            return self._conclude()
-        self._held = min(
-            (each for each in commits.values() if each >= max(self._held, 1)), default=0
-        )
-        if most > self._commits:
-            self._fruitless = 0
-        elif not self._notified:
-            self._fruitless += 1
-        self._commits = most
-        if self._fruitless >= FRUITLESS:
+        if not self._held.survive(commits.values()):
+            if not self._options.on_disk:
+                return self._conclude()
+            self._held.lose()
+        self._held.take(commits.values(), is_planned=self._notified)
+        if self._held.fruitless >= FRUITLESS:
             return [
                 GiveUp(
                     f"{FRUITLESS} memberships were lost without a commit in between",
@@ -402,7 +396,7 @@ class Coordinator:
                 )
             ]
         self._resets += 1
-        first = next(each.process for each in stayers if commits[each.process] == most)
+        first = max(commits, key=lambda process: commits[process])
         return self._publish(arrange(stayers, joiners, first), now)
 
     def _await_more(self, there: int, now: float) -> list[Decision]:
@@ -438,7 +432,8 @@ class Coordinator:
             if process in self._alive and process not in kept
         )
         self._leaving |= dict.fromkeys(removed, now + LEAVE)
-        self.membership = Membership(self.membership.number + 1, members, removed)
+        number = self.membership.number + 1
+        self.membership = Membership(number, members, removed, lost=self._held.lost)
         self.lost, self._broken, self._notified, self._warned = set(), False, False, False
         self._short_since = -1.0
         return [Publish(self.membership)]
@@ -460,7 +455,7 @@ class Coordinator:
             *stops,
             GiveUp(
                 "no rank is left that has the state of the training"
-                + (f" (commit {self._held})" if self._held > 1 else ""),
+                + (f" (commit {self._held.least})" if self._held.least > 1 else ""),
                 "Start the job again from a checkpoint",
             ),
         ]

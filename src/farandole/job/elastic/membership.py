@@ -34,12 +34,15 @@ class Membership(NamedTuple):
     - ``removed``: The members of the membership before that are still running and have to leave.
     - ``port``: A free port for torch.distributed's store if all members are on the driver's host;
       0 otherwise.
+    - ``lost``: The number of commits of a state that no member has, so that the members have to
+      load one from a folder; 0 if a member has the state.
     """
 
     number: int
     members: tuple[Member, ...]
     removed: tuple[int, ...] = ()
     port: int = 0
+    lost: int = 0
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -54,7 +57,8 @@ class Membership(NamedTuple):
         """Invert ``to_bytes``."""
         facts: dict[str, Any] = json.loads(data)
         members = tuple(Member(*fields) for fields in facts["members"])
-        return cls(facts["number"], members, tuple(facts["removed"]), facts["port"])
+        removed = tuple(facts["removed"])
+        return cls(facts["number"], members, removed, facts["port"], facts["lost"])
 
 
 def arrange(

@@ -26,6 +26,7 @@ class ElasticOptions(NamedTuple):
     - ``warning``: Seconds for which ranks that have left a membership wait for another until it is
       reported; 0: it is not.
     - ``patience``: Seconds after which it counts as failed and is ended; 0: ``timeout``.
+    - ``on_disk``: Whether commits are in a folder, from which ranks can load a lost state.
     """
 
     np: int
@@ -37,6 +38,7 @@ class ElasticOptions(NamedTuple):
     warning: float = 60.0
     patience: float = 0.0
     start_timeout: float = 0.0
+    on_disk: bool = False
 
 
 def options_of(np: int | None, settings: Settings) -> ElasticOptions:
@@ -60,6 +62,7 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
         cooldown=parse_cooldown(settings.cooldown_range),
         warning=settings.stall_warning_seconds if watches else 0.0,
         patience=settings.stall_shutdown_seconds if watches else 0.0,
+        on_disk=bool(settings.commit_dir),
     )
     return check_options(options)
 

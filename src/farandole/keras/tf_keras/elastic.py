@@ -12,7 +12,7 @@ from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import broadcast_object
 from farandole.core.api.ops import WORLD
-from farandole.core.api.state import ObjectState
+from farandole.core.api.state import ObjectState, check_fit
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.constants import make_functions
@@ -104,16 +104,20 @@ class KerasState(ObjectState):
     def bytes_of_replica(self, value: Any) -> Any:
         return super().bytes_of_replica(value.numpy())
 
-    def saved_values(self) -> Any:
-        return self._copies, self._saved
-
-    def use_saved_values(self, saved: Any) -> None:
-        self._copies, self._saved = saved
-
     def _save_variables(self) -> None:
         self._copies = [
             (variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]
         ]
+
+    def saved_values(self) -> Any:
+        return [value for _, value in self._copies], self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        copies, values = saved
+        check_fit([value for _, value in self._copies], copies)
+        super().use_saved_values(values)
+        variables = [variable for variable, _ in self._copies]
+        self._copies = list(zip(variables, copies, strict=True))
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)

@@ -1,0 +1,113 @@
+"""The keeper of the commits of an elastic program: it writes them to a folder, and loads the last
+one when no rank has the state.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+from farandole.base.durations import readable
+from farandole.base.log import logger
+from farandole.core.api.commits.store import CommitFolder
+from farandole.core.api.commits.writer import CommitWriter
+from farandole.core.api.objects import broadcast_object
+from farandole.errors import DataError
+from farandole.job import context
+from farandole.job.config import Settings
+from farandole.job.report import messages
+
+_LOAD = "elastic.load"
+
+
+class Keeper:
+    """Keeps the commits of the state of one call of ``elastic.run``, according to ``settings``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = CommitFolder(settings.commit_dir) if settings.commit_dir else None
+        self._begun = False
+        self._writer: CommitWriter | None = None
+        if self._folder is not None:
+            self._writer = CommitWriter(self._folder, settings.commit_dir_seconds)
+
+    def keep(self, state: Any) -> None:
+        """Keep the values that ``state`` has just saved. Returns without waiting for disks."""
+        if self._writer is not None and context.rank() == 0:
+            self._writer.offer(state, context.commit_number(), state.saved_values())
+
+    def load(self, state: Any) -> None:
+        """Load the newest commit in the folder on rank 0 if no rank has the state of the training.
+
+        Collective. Raises DataError on all ranks if the commit does not fit the state, or if the
+        state of the training is lost and the folder has no commit.
+        """
+        has_state = context.has_state() if context.is_elastic() else self._begun
+        self._begun = True
+        if self._folder is None or has_state:
+            return
+        number, failure = 0, ""
+        if context.rank() == 0:
+            try:
+                number = self._read(self._folder, state)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        number, failure = broadcast_object((number, failure), name=_LOAD)
+        lost = context.lost_commit()
+        if not number and not failure and lost:
+            failure = f"the folder has no commit, and commit {lost} was on lost ranks only"
+        if failure:
+            raise DataError(
+                f"--commit-dir {self._folder.path}: {failure}. Give another folder to train from"
+                " the beginning"
+            )
+        if number or not context.is_elastic():
+            context.adopt_commits(number)
+
+    def finish(self) -> None:
+        """Write the last commit, at the end of the program's function."""
+        if self._writer is not None and context.rank() == 0:
+            self._writer.write_now()
+
+    def write_now(self) -> bool:
+        """Write the last commit; see the function ``write_now``."""
+        return self._writer is not None and context.rank() == 0 and self._writer.write_now()
+
+    def _read(self, folder: CommitFolder, state: Any) -> int:
+        """Load the newest commit into ``state``; return the commit's number, or 0 for none."""
+        commit = folder.newest(lambda text: logger.warning("%s. The one before is used", text))
+        if commit is None:
+            return 0
+        name = type(state).__name__
+        if commit.state != name:
+            raise ValueError(f"the commit is of a {commit.state}, and the state is a {name}")
+        state.from_bytes(commit.content)
+        age = readable(max(0.0, time.time() - commit.time))
+        lost = context.lost_commit()
+        messages.log(
+            f"The training continues from commit {commit.number} in {folder.path}, which is"
+            f" {age} old." + (f" Commit {lost} was lost." if lost > commit.number else "")
+        )
+        return commit.number
+
+
+_keeper: weakref.ReferenceType[Keeper] | None = None
+
+
+def keeper_of(settings: Settings) -> Keeper:
+    """Return a new keeper for the state of ``elastic.run``; ``write_now`` uses it from now on."""
+    global _keeper
+    made = Keeper(settings)
+    _keeper = weakref.ref(made)
+    return made
+
+
+def write_now() -> bool:
+    """Write the last commit to the folder of ``--commit-dir`` now, for example before the host
+    vanishes. Return whether it is there.
+
+    Call it on any thread of any rank; only rank 0 writes. Returns False without a folder, without a
+    commit, and after a failed write, which is logged.
+    """
+    keeper = None if _keeper is None else _keeper()
+    return keeper is not None and keeper.write_now()
