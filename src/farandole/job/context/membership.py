@@ -50,6 +50,11 @@ class ObjectNames:
             return f"run.{next(self._within)}"
         return f"{next(self._before)}"
 
+    @property
+    def is_within(self) -> bool:
+        """True during a call of the function."""
+        return self._within is not None
+
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """Count objects from 1 during a call of the function."""

@@ -139,7 +139,7 @@ def _needs_no_engine(process_set: ProcessSet) -> bool:
 def register(process_set: ProcessSet) -> None:
     """Register ``process_set`` on all ranks, even if sets are not dynamic."""
     sets = session.current().sets
-    if process_set not in _kept and not object_names().is_within():
+    if process_set not in _kept and not object_names().is_within:
         _kept.append(process_set)
     if _needs_no_engine(process_set):
         return
