@@ -84,10 +84,7 @@ class Progress:
 
     def begin(self) -> Checkpoint | None:
         """Return the last checkpoint of this run, if there is one, on all ranks."""
-        checkpoint: Checkpoint | None = None
-        if self._saves is not None and self._rank == 0 and self._spec.resume:
-            checkpoint = last_of(self._saves, self._spec.run_id)
-        checkpoint = broadcast_object(checkpoint, 0)
+        checkpoint = self._found()
         if checkpoint is not None:
             self.history = list(checkpoint.history)
             for record in self.history:
@@ -103,6 +100,17 @@ class Progress:
             self._tell_more()
         self._began = self._epoch_began = time.monotonic()
         return checkpoint
+
+    def _found(self) -> Checkpoint | None:
+        """Return the checkpoint of the ranks' elastic state, or else of the store."""
+        kept = self._spec.kept
+        found: Checkpoint | None = None if kept is None else kept.checkpoint
+        if found is not None:  # equal on all ranks
+            return found
+        stored: Checkpoint | None = None
+        if self._saves is not None and self._rank == 0 and self._spec.resume:
+            stored = last_of(self._saves, self._spec.run_id)
+        return broadcast_object(stored, 0)
 
     def _compare(self, kept: Mapping[str, Any] | None) -> None:
         """Compare this training with the checkpoint's. Raises DataError if they differ and no
@@ -164,7 +172,7 @@ class Progress:
         data: Mapping[str, int] | None = None,
     ) -> bool:
         """Record an epoch's values, write a checkpoint, and report them. Returns whether training
-        should stop.
+        should stop. In an elastic job, raises HostsUpdatedInterrupt if ranks are about to change.
 
         ``state``: returns everything needed to resume; ``weights``: returns the model's; ``data``:
         the reader's state.
@@ -174,10 +182,14 @@ class Progress:
             record["validation"] = dict(validation)
         self.history.append(record)
         better = self._best.update(epoch, flat(record), validation is not None)
+        kept = self._spec.kept
+        if better and (self._rank == 0 or kept is not None):
+            self._best_weights = weights()
         if self._rank == 0:
-            self._keep(epoch, better, state, weights, data)
             self._say(epoch, flat(record))
         self._epoch_began = time.monotonic()
+        if kept is not None or (self._rank == 0 and self._saves is not None):
+            self._keep(self._checkpoint(epoch, state, data))
         return self._best.stop
 
     def result(self, weights: Callable[[], bytes]) -> Result | None:
@@ -187,29 +199,27 @@ class Progress:
         best = self._best_weights
         return Result(self.history, weights() if best is None else best, self._best.epoch)
 
-    def _keep(
-        self,
-        epoch: int,
-        better: bool,
-        state: Callable[[], bytes],
-        weights: Callable[[], bytes],
-        data: Mapping[str, int] | None,
-    ) -> None:
-        if better:
-            self._best_weights = weights()
-        if self._saves is not None:
-            steps = self._steps + (epoch + 1 - self._first) * (self._spec.train_reading.steps or 0)
-            kept = Checkpoint(
-                epoch,
-                self.history,
-                dict(data or {}),
-                state(),
-                self._best_weights,
-                self._best.epoch,
-                steps,
-                self._spec.fingerprint,
-            )
-            write(self._saves, self._spec.run_id, kept)
+    def _checkpoint(
+        self, epoch: int, state: Callable[[], bytes], data: Mapping[str, int] | None
+    ) -> Checkpoint:
+        steps = self._steps + (epoch + 1 - self._first) * (self._spec.train_reading.steps or 0)
+        return Checkpoint(
+            epoch,
+            list(self.history),
+            dict(data or {}),
+            state(),
+            self._best_weights,
+            self._best.epoch,
+            steps,
+            self._spec.fingerprint,
+        )
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint to the store on rank 0, and commit it in an elastic job."""
+        if self._rank == 0 and self._saves is not None:
+            write(self._saves, self._spec.run_id, checkpoint)
+        if self._spec.kept is not None:
+            self._spec.kept.keep(checkpoint)
 
     def _say(self, epoch: int, numbers: Mapping[str, float]) -> None:
         if not self._spec.verbose:

@@ -139,6 +139,7 @@ class Spec(NamedTuple):
     backward_passes: int
     compression: Any
     payload: dict[str, Any]
+    kept: Any = None  # the state of an elastic job (trainers.elastic.EpochState), on a rank
 
 
 class Result(NamedTuple):

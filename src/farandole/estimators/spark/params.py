@@ -42,6 +42,19 @@ COMMON = (
         "number of ranks; default: Spark's default parallelism, or 1 without Spark",
         _int,
     ),
+    Row(
+        "min_num_proc",
+        None,
+        "least number of ranks with which training continues when ranks are lost; default: a lost"
+        " rank ends training",
+        _int,
+    ),
+    Row(
+        "max_num_proc",
+        None,
+        "greatest number of ranks of an elastic training; default: num_proc",
+        _int,
+    ),
     Row("store", None, "store of the runs' checkpoints, and of the data during training"),
     Row("backend", None, "runs the ranks, instead of num_proc"),
     Row("model", None, "the model"),
@@ -265,4 +278,10 @@ class EstimatorParams(Declared):
         if self.isSet("backend") and self.isSet("num_proc"):
             raise SettingsError(
                 'At most one of parameters "backend" and "num_proc" may be specified'
+            )
+        bounds = [name for name in ("min_num_proc", "max_num_proc") if self.isSet(name)]
+        if self.isSet("backend") and bounds:
+            raise SettingsError(
+                f"{bounds[0]}={self.getOrDefault(bounds[0])} has no effect on a backend. Give the"
+                " bounds to the backend: LocalBackend(4, min_np=2, max_np=4)"
             )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from farandole.estimators.spec import Result, Spec
-from farandole.job.config import Placement
+from farandole.job.config import Connection, Placement
 from farandole.job.report import pickling
 from farandole.spark import get_available_devices
 
@@ -23,6 +23,11 @@ def fit(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | Non
     if one_gpu is not None:
         # before anything in the spec imports a framework, which may look for GPUs
         pin_gpu(one_gpu)
+    if Connection.from_env().member >= 0:
+        # Imported here because most jobs have a fixed size.
+        from farandole.estimators.trainers.elastic import train_elastic
+
+        return train_elastic(train, spec)
     return train(pickling.unpack(spec))
 
 
