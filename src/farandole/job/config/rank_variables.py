@@ -14,3 +14,5 @@ STATUS = "FARANDOLE_STATUS"
 RUN_VARIABLE = "FARANDOLE_RUN_DIR"
 # The number of restarts of this rank's job so far; set if the job may be restarted.
 RESTART_VARIABLE = "FARANDOLE_RESTART_COUNT"
+# The same under torchrun's name, with the greatest number of restarts.
+TORCH_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")

@@ -29,6 +29,7 @@ from farandole.job.elastic.decisions import (
     Notify,
     Overdue,
     Publish,
+    Restart,
     Start,
     Stop,
 )
@@ -171,7 +172,7 @@ class Coordinator:
             decisions = self._continue(now)
             if not self._is_short:
                 self._short_since = -1.0
-        self._over = any(isinstance(each, Finish | GiveUp) for each in decisions)
+        self._over = any(isinstance(each, Finish | Restart | GiveUp) for each in decisions)
         return decisions
 
     def _begin(self, now: float) -> list[Decision]:

@@ -58,6 +58,16 @@ class Finish(NamedTuple):
     """The job has ended successfully."""
 
 
+class Restart(NamedTuple):
+    """Start all processes again, because the hosts have changed and the program cannot adapt.
+
+    ``before``, ``after``: the numbers of ranks.
+    """
+
+    before: int
+    after: int
+
+
 class GiveUp(NamedTuple):
     """The job has failed. ``cure`` is advice, or empty."""
 
@@ -65,4 +75,4 @@ class GiveUp(NamedTuple):
     cure: str = ""
 
 
-Decision = Start | Stop | Publish | Notify | Break | Overdue | Finish | GiveUp
+Decision = Start | Stop | Publish | Notify | Break | Overdue | Finish | Restart | GiveUp

@@ -14,3 +14,13 @@ class ElasticPlan(NamedTuple):
 
     options: ElasticOptions
     discovery: HostDiscovery
+
+    def again(self, lost: str = "") -> ElasticPlan:
+        """Return the plan of a restart of all ranks: it begins with the slots that there are, at
+        least ``min_np``, and without the ``lost`` host.
+        """
+        # Imported here because most jobs have a fixed size.
+        from farandole.job.elastic.discovery.contract import reopened
+
+        options = self.options._replace(np=self.options.min_np)
+        return ElasticPlan(options, reopened(self.discovery, lost))

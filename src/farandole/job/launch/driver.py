@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 from typing import Any
 
 from farandole.errors import JobFailedError
-from farandole.job.config.rank_variables import RESTART_VARIABLE, RUN_VARIABLE
+from farandole.job.config.rank_variables import RESTART_VARIABLE, RUN_VARIABLE, TORCH_RESTARTS
 from farandole.job.launch.contract import JobRequest, Launcher
 from farandole.job.launch.job import Job
 from farandole.job.launch.limits import check_open_files, open_standard_streams
@@ -23,7 +24,7 @@ from farandole.job.launch.preparation import (
     title,
     worker_command,
 )
-from farandole.job.launch.watch import Interrupted, Watch
+from farandole.job.launch.watch import HostsChanged, Interrupted, Watch
 from farandole.job.plugins import registry
 from farandole.job.report import keys
 from farandole.net import handshake
@@ -45,25 +46,42 @@ def run(job: Job) -> list[Any]:
 
 
 def _restarting(job: Job) -> list[Any]:
-    """Run the job, and all its ranks again after a failure, at most ``max_restarts`` times."""
-    for number in range(job.settings.max_restarts):
+    """Run the job, and all its ranks again after a failure, at most ``max_restarts`` times. As with
+    torchrun, restarts for changed hosts do not count.
+    """
+    most, failures = job.settings.max_restarts, 0
+    for start in itertools.count():
         try:
-            return _run(_restarted(job, number))
+            return _run(_restarted(job, start, failures))
         except Interrupted:
             raise
         except JobFailedError as error:
-            job.display.note(f"{error}\nrestart {number + 1} of {job.settings.max_restarts}")
-    return _run(_restarted(job, job.settings.max_restarts))
+            if isinstance(error, HostsChanged):
+                job.display.note(f"{error}: all ranks start again")
+            elif failures == most:
+                raise
+            else:
+                failures += 1
+                job.display.note(f"{error}\nrestart {failures} of {most}")
+            lost = error.host if error.host_lost else ""
+            job = job._replace(elastic=job.elastic and job.elastic.again(lost))
+    raise AssertionError
 
 
-def _restarted(job: Job, number: int) -> Job:
-    """Return the job of restart ``number``, with a folder of its own for the output of ranks."""
+def _restarted(job: Job, start: int, failures: int) -> Job:
+    """Return the job of a ``start`` after so many ``failures``, with a folder of its own for the
+    output of ranks.
+    """
     if not job.settings.max_restarts:
         return job
     display = copy.copy(job.display)
-    if number and display.output_dir is not None:
-        display.output_dir = os.path.join(display.output_dir, f"restart.{number}")
-    return job._replace(env={**job.env, RESTART_VARIABLE: str(number)}, display=display)
+    if start and display.output_dir is not None:
+        display.output_dir = os.path.join(display.output_dir, f"restart.{start}")
+    counts = dict(zip(TORCH_RESTARTS, (failures, job.settings.max_restarts), strict=True))
+    env = {**job.env, RESTART_VARIABLE: str(failures)}
+    return job._replace(
+        env={**env, **{name: str(n) for name, n in counts.items()}}, display=display
+    )
 
 
 def _run(job: Job) -> list[Any]:

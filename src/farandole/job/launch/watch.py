@@ -52,6 +52,10 @@ class Interrupted(JobFailedError):
         return type(self), (self.signum,)
 
 
+class HostsChanged(JobFailedError):
+    """The hosts of an elastic job have changed, and its program has to start again."""
+
+
 class Watch:
     """Reads the pipes, detects ended ranks, and decides when the job is over.
 

@@ -32,6 +32,9 @@ class Closable(Protocol):
     def close(self) -> None:
         """End a query in progress. Called on another thread than ``find``, once, at the end."""
 
+    def reopened(self) -> HostDiscovery:
+        """Return the same discovery, not closed, for a restart of the job."""
+
 
 class FixedHosts:
     """Hosts that do not change, such as the hosts of ``--hosts``."""
@@ -44,6 +47,38 @@ class FixedHosts:
 
     def find(self) -> Hosts:
         return dict(self._hosts)
+
+
+class WithoutHosts:
+    """A discovery without some hosts, which were lost before the job was restarted."""
+
+    def __init__(self, discovery: HostDiscovery, lost: frozenset[str]) -> None:
+        self._discovery = discovery
+        self._lost = lost
+
+    def describe(self) -> str:
+        return self._discovery.describe()
+
+    def find(self) -> Hosts:
+        found = self._discovery.find()
+        return {host: slots for host, slots in found.items() if host not in self._lost}
+
+    def close(self) -> None:
+        if isinstance(self._discovery, Closable):
+            self._discovery.close()
+
+    def reopened(self) -> HostDiscovery:
+        return WithoutHosts(reopened(self._discovery), self._lost)
+
+
+def reopened(discovery: HostDiscovery, lost: str = "") -> HostDiscovery:
+    """Return ``discovery`` for a restart of the job, without the ``lost`` host, if any."""
+    if isinstance(discovery, Closable):
+        discovery = discovery.reopened()
+    if not lost:
+        return discovery
+    without = WithoutHosts(discovery, frozenset([lost]))
+    return FixedHosts(without.find()) if isinstance(discovery, FixedHosts) else without
 
 
 def parse_host(text: str, slots: int | None, source: str) -> tuple[str, int]:

@@ -44,6 +44,9 @@ class ScriptDiscovery:
             if self._process is not None:
                 _kill_group(self._process.pid)
 
+    def reopened(self) -> ScriptDiscovery:
+        return ScriptDiscovery(self._command, self._slots)
+
     def describe(self) -> str:
         return f"the script {self._command}"
 

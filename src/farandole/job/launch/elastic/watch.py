@@ -21,6 +21,7 @@ from farandole.job.elastic.decisions import (
     Notify,
     Overdue,
     Publish,
+    Restart,
     Start,
     Stop,
 )
@@ -29,6 +30,7 @@ from farandole.job.elastic.faults import HostFaults
 from farandole.job.elastic.membership import Membership
 from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.plan import ElasticPlan
+from farandole.job.elastic.restarts import RestartingCoordinator
 from farandole.job.launch.contract import Worker
 from farandole.job.launch.elastic.places import Places, slot_of
 from farandole.job.launch.elastic.requeue import SlurmRequeue
@@ -38,7 +40,7 @@ from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams
 from farandole.job.launch.supervise import DRAIN
 from farandole.job.launch.tail import JobTail
-from farandole.job.launch.watch import TERM_GRACE, TICK, Watch
+from farandole.job.launch.watch import TERM_GRACE, TICK, HostsChanged, Watch
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
 from farandole.net.store.ports import free_port
@@ -98,7 +100,8 @@ class ElasticWatch(Watch):
         """
         self._command, self._env = command, env
         fixed = isinstance(plan.discovery, FixedHosts)
-        self._coordinator = Coordinator(plan.options, hosts, time.monotonic(), fixed=fixed)
+        kind = RestartingCoordinator if self._job.settings.max_restarts else Coordinator
+        self._coordinator = kind(plan.options, hosts, time.monotonic(), fixed=fixed)
         if self._job.settings.preemption_notice:
             self._places.watch_notices(self._job.settings.preemption_notice, self._on_notice)
         while not self._over:
@@ -309,6 +312,9 @@ class ElasticWatch(Watch):
             self._stop(decision.process)
         elif isinstance(decision, Finish):
             self._over = True
+        elif isinstance(decision, Restart):
+            before, after = counted(decision.before, "rank"), decision.after
+            raise HostsChanged(f"the hosts have changed, from {before} to {after}")
         else:
             self._give_up(decision)
 
