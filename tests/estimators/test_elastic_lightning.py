@@ -20,7 +20,10 @@ def callback(folder: Path) -> Any:
     class Killed(pl.Callback):  # type: ignore[misc]
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             place = trainer.current_epoch, trainer.global_rank, trainer.world_size
-            trainer.should_stop = elastic_tools.begin(folder, *place)
+            self.stops = elastic_tools.begin(folder, *place)
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            trainer.should_stop |= self.stops
 
     return Killed()
 
