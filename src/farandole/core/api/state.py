@@ -41,7 +41,7 @@ class State:
         self._last_update = 0.0  # the time of a change that the program has reported
         self._last_notice = 0  # the number of the membership with the driver's last notice
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._check: Any = None  # the comparisons of replicas
+        self._checks: list[Any] | None = None  # see ``_commit_checks``
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Register functions to call without arguments when the ranks have changed, for example to
@@ -54,8 +54,8 @@ class State:
         while not self._messages.empty():
             self._messages.get()
         self.reset()
-        if self._check is not None:
-            self._check.reset()
+        for check in self._checks or ():
+            check.reset()
         for callback in self._reset_callbacks:
             callback()
 
@@ -76,25 +76,31 @@ class State:
         Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
         lost meanwhile.
         """
-        check = self._replica_check()
-        if check is not None:
+        checks = self._commit_checks()
+        for check in checks:
             check.before_save()
         self.save()
-        if check is not None:
+        for check in checks:
             check.after_save()
         context.count_commit()
         if self._keeper is not None:
             self._keeper.keep(self)
         self.check_host_updates()
 
-    def _replica_check(self) -> Any:
-        """Return the comparisons of replicas (``--check-replicas-every``); None if there are
-        none.
-        """
-        every = context.settings().check_replicas_every if context.is_initialized() else 0
-        if every and self._check is None:
-            self._check = registry.load("commit_check", "replicas")(self, every)
-        return self._check
+    def _commit_checks(self) -> list[Any]:
+        """Return the checks of all commits that the settings demand."""
+        if self._checks is None and context.is_initialized():
+            settings = context.settings()
+            wanted = {
+                "replicas": settings.check_replicas_every,
+                "stragglers": settings.leave_out_stragglers,
+            }
+            self._checks = [
+                registry.load("commit_check", name)(self, value)
+                for name, value in wanted.items()
+                if value
+            ]
+        return self._checks or []
 
     def replicas(self) -> Mapping[str, Any]:
         """Return the values that are equal on all ranks, by name: weights, and the states of their

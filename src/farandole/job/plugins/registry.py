@@ -94,7 +94,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "tf_keras": "farandole.keras.tf_keras.elastic:KerasState",
     },
     # What a state does at a commit, by a check.
-    "commit_check": {"replicas": "farandole.checks.replica_repair:ReplicaRepair"},
+    "commit_check": {
+        "replicas": "farandole.checks.replica_repair:ReplicaRepair",
+        "stragglers": "farandole.checks.stragglers:StragglerCheck",
+    },
     "batch_norm": {
         "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
         "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",

@@ -115,6 +115,14 @@ def damaged(number: int, commits: int) -> str:
     return f"damaged/{number}/{commits}"
 
 
+def straggler(number: int, commits: int) -> str:
+    """Return the key set by rank 0 of membership ``number`` when a rank is repeatedly the slowest,
+    JSON: its rank, and the seconds of a step there and on the others. ``commits``: the number of
+    commits then.
+    """
+    return f"straggler/{number}/{commits}"
+
+
 def ending(process: int) -> str:
     """Return the key set by the driver before it ends a process of an elastic job by a signal."""
     return f"ending/{process}"

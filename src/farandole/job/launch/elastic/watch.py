@@ -74,8 +74,6 @@ class ElasticWatch(Watch):
         self._waiting: deque[tuple[int, int, int]] = deque()
         # Preemption notices with their hosts, appended by other threads.
         self._notices: deque[tuple[str, Notice]] = deque()
-        # The number of a membership, and its ranks whose replicas were damaged.
-        self._damaged: deque[tuple[int, list[int]]] = deque()
         self._faults = HostFaults()
         self._requeue = SlurmRequeue(job.settings.slurm_requeue)
         self._kill_at: dict[int, float] = {}
@@ -124,18 +122,17 @@ class ElasticWatch(Watch):
 
     def _on_set(self, key: str, value: Value) -> None:
         kind, _, process = key.partition("/")
-        if kind not in ("ready", "leaving", "damaged"):
+        if kind in ("damaged", "straggler"):
+            self._faults.hear(kind, process, value)
+            self._pump.wake()
+            return
+        if kind not in ("ready", "leaving"):
             super()._on_set(key, value)
             return
         try:
             if kind == "leaving":
                 host = self._by_process[int(process)].slot.host
                 self._on_notice(host, Notice.from_bytes(value))
-                return
-            if kind == "damaged":
-                number, ranks = int(process.partition("/")[0]), json.loads(value)
-                self._damaged.append((number, [int(rank) for rank in ranks]))
-                self._pump.wake()
                 return
             after, commits = json.loads(value)
             self._waiting.append((int(process), int(after), int(commits)))
@@ -168,25 +165,15 @@ class ElasticWatch(Watch):
             if self._coordinator.is_leaving:
                 self._requeue.ask(self._note_change)
 
-    def _take_damages(self) -> None:
-        while self._damaged:
-            number, ranks = self._damaged.popleft()
-            membership = self._coordinator.membership
-            if number != membership.number:
-                continue
-            for rank in ranks:
-                host = membership.members[rank].host
-                if self._faults.count(host):
-                    self._leave_out(host, self._faults.reason(host))
-
-    def _leave_out(self, host: str, reason: str) -> None:
-        is_out = self._coordinator.leave_out(host, time.monotonic())
-        end = "is left out from its next commit on" if is_out else "is the only host, and is kept"
-        self._note_change(f"{host} {end}: {reason}")
+    def _take_faults(self) -> None:
+        for host, reason in self._faults.take(self._coordinator.membership):
+            is_out = self._coordinator.leave_out(host, time.monotonic())
+            end = "is left out from its next commit on" if is_out else "is kept as the only host"
+            self._note_change(f"{host} {end}: {reason}")
 
     def _take_arrivals(self) -> None:
         self._take_notices()
-        self._take_damages()
+        self._take_faults()
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
         while self._waiting:
