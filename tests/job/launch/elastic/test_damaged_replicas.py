@@ -66,10 +66,10 @@ def train(flips: Flips, wait_for: str) -> tuple[int, bytes, str]:
     return computed, state.weights.tobytes(), host
 
 
-def torch_train(flips: Flips) -> tuple[bytes, str]:
+def torch_train(flips: Flips) -> bytes:
     """Train a PyTorch model with momentum; a bit of a weight, then of the momentum flips.
 
-    Returns the bytes of the weights, and the last message of the log.
+    Returns the bytes of the weights.
     """
     import torch
 
@@ -100,7 +100,7 @@ def torch_train(flips: Flips) -> tuple[bytes, str]:
 
     steps(state)
     parts = [each.detach().numpy().tobytes() for each in model.parameters()]
-    return b"".join(parts), ""
+    return b"".join(parts)
 
 
 def run_job(
@@ -187,9 +187,8 @@ def always(flips: Flips) -> None:
 
 def test_a_torch_model_and_its_momentum_are_repaired() -> None:
     hosts = {"localhost": 3}
-    calm, _ = run_job(torch_train, ([],), hosts, np=3, every=1)
     results, said = run_job(torch_train, ([(2, 3), (0, 106)],), hosts, np=3, every=1)
-    assert {weights for weights, _ in results} == {calm[0][0]}
+    assert len(set(results)) == 1  # rank 1 was never damaged
     for word in ("model.0.weight", "optimizer.momentum_buffer.1", "rank 2", "rank 0"):
         assert word in said
 
