@@ -103,5 +103,7 @@ class CentreConnection:
                 statistics,
                 self._codec,
                 after=self._client,
+                # Only the first centre of a session continues an earlier membership's.
+                commit=context.agreed_commit() if self._client is None else -1,
             )
         return self._client

@@ -117,7 +117,9 @@ def _loop(
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if lost:
                 _warn_of_own(error)
-                state.restore()
+                # An asynchronous centre is never rolled back, and its ranks go on from it.
+                if not (context.is_elastic() and context.follows_centre()):
+                    state.restore()
         _reset(reset)
         is_reset = True
 

@@ -79,6 +79,7 @@ class State:
         checks = self._commit_checks()
         for check in checks:
             check.before_save()
+        context.prepare_commit()
         self.save()
         for check in checks:
             check.after_save()

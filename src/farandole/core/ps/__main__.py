@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
 import signal
 import sys
+import threading
 
 from farandole.base import log
-from farandole.core.ps.server import CentreServer, stored_end
+from farandole.core.ps.server import CentreServer, stored_end, stored_end_of_member
+from farandole.errors import HorovodInternalError
 from farandole.job.config import Connection, Settings
 from farandole.job.report import keys
 from farandole.net import interfaces
 from farandole.net.store import StoreClient
+
+_FOREVER = 1e8  # seconds: the driver ends the servers
 
 
 def main() -> int:
@@ -38,14 +44,50 @@ def main() -> int:
             for other in range(index + 1, last)
         ]
 
+    elastic = os.environ.get("FARANDOLE_SERVER_PLACE")
     speaks = not index and not settings.stall_check_disable  # a single server warns
     warning = settings.stall_warning_seconds if speaks else math.inf
     listening = [beside] if beside is not None else _own(store, settings)
+    if elastic is not None:
+        return _serve_elastic(index, int(elastic), connection, settings, listening)
     server = CentreServer(connection.secret, listening, stored_end(store), others, warning)
     address = {**json.loads(server.address), "beside_driver": beside is not None}
     store.set(keys.server("", index), json.dumps(address).encode())
     while True:
         signal.pause()
+
+
+def _serve_elastic(
+    number: int, place: int, connection: Connection, settings: Settings, listening: list[str]
+) -> int:
+    """Serve shard ``number`` of an elastic job as its process ``place``, counted from 0, until
+    another process has replaced this one. The driver names the first primary, and replaces
+    processes that have ended; each later process becomes a replica.
+    """
+    store, waiting = (
+        StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
+        for _ in range(2)
+    )
+
+    def publish(addresses: list[str]) -> None:
+        with contextlib.suppress(OSError, HorovodInternalError):  # the job has ended
+            store.set(keys.chain(number), json.dumps(addresses).encode())
+
+    def adopt_later() -> None:
+        with contextlib.suppress(OSError, HorovodInternalError):
+            for later in itertools.count(place + 1):
+                server.adopt(waiting.get(keys.replica(number, later), _FOREVER).decode())
+
+    warning = math.inf if settings.stall_check_disable else settings.stall_warning_seconds
+    ended = stored_end_of_member(store)
+    warning = warning if not number else math.inf
+    server = CentreServer(connection.secret, listening, ended, list, warning, publish)
+    store.set(keys.replica(number, place), server.address.encode())
+    if os.environ.get("FARANDOLE_SERVER_LEADS") == "1":
+        server.lead()
+    threading.Thread(target=adopt_later, name="farandole-ps-adopt", daemon=True).start()
+    server.run()
+    return 0
 
 
 def _own(store: StoreClient, settings: Settings) -> list[str]:

@@ -5,7 +5,7 @@ statistics.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 BETA, EPSILON = 0.999, 1e-8  # of Adam; EPSILON also of Adagrad
+KINDS = {"momentum": 1, "adagrad": 1, "adam": 2}  # arrays kept for each array of weights
+
+
+class OptimizerState(NamedTuple):
+    """The state of a server's optimizer: the number of its steps, and its arrays by kind (momentum,
+    ...) and part.
+    """
+
+    steps: int
+    kept: list[list[Array]]
 
 
 class Centre:
@@ -37,11 +47,47 @@ class Centre:
         # collected pushes that are not in the sums yet, because a lower rank is awaited
         self._held: dict[int, Sequence[Array]] = {}
         self._summed: set[int] = set()  # ranks whose pushes are in the sums
-        kept = {"momentum": 1, "adagrad": 1, "adam": 2}.get(rule.optimizer, 0)
         self._kept = [
-            [np.zeros_like(value) for value in self.values[: self._trained]] for _ in range(kept)
+            [np.zeros_like(value) for value in self.values[: self._trained]]
+            for _ in range(KINDS.get(rule.optimizer, 0))
         ]
         self._steps = 0
+
+    @property
+    def optimizer_state(self) -> OptimizerState:
+        """A copy of the optimizer's state."""
+        return OptimizerState(self._steps, [[one.copy() for one in kept] for kept in self._kept])
+
+    @optimizer_state.setter
+    def optimizer_state(self, state: OptimizerState) -> None:
+        self._steps = state.steps
+        self._kept = [[one.copy() for one in kept] for kept in state.kept]
+
+    def continued(self, clocks: Clocks) -> Centre:
+        """Return this centre, with its weights and its optimizer's state, for other ranks. This
+        object must not be used afterwards.
+        """
+        after = Centre(clocks, self.values, len(self.values) - self._trained)
+        after._steps, after._kept = self._steps, self._kept
+        return after
+
+    def collected(self) -> tuple[list[int], list[int], list[Array]]:
+        """Return the incomplete step: the ranks whose pushes are held, the ranks whose pushes are
+        in the sums, and the arrays of the sums and of the held pushes.
+        """
+        held = sorted(self._held)
+        arrays = [*self._sums, *(array for rank in held for array in self._held[rank])]
+        return held, sorted(self._summed), arrays
+
+    def collect(self, held: Sequence[int], summed: Sequence[int], arrays: Sequence[Array]) -> None:
+        """Continue an incomplete step, see ``collected``."""
+        count = len(self.values)
+        if self._sums:
+            self._sums, arrays = list(arrays[:count]), arrays[count:]
+        self._held = {
+            rank: arrays[place * count : (place + 1) * count] for place, rank in enumerate(held)
+        }
+        self._summed = set(summed)
 
     def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> PushDecision:
         """Handle a push, and return its decision, see ``Clocks.push``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from farandole.base.contracts import PushCodec
 from farandole.base.log import logger
+from farandole.core.ps.centre import KINDS
 from farandole.core.ps.clocks import Rule
 from farandole.core.ps.connection import ServerConnection
 from farandole.core.ps.group import codec_of_pushes, facts
@@ -38,7 +40,8 @@ class Servers:
 
     ``addresses``: for each server, its own and its replicas'; ``host``: the address of the job's
     store for this rank; ``scope``: this rank's current session in the job; ``patience``: see
-    ``ServerConnection``.
+    ``ServerConnection``. ``look_up``: in an elastic job, returns the present addresses of a server,
+    given its number.
     """
 
     def __init__(
@@ -49,11 +52,20 @@ class Servers:
         rank: int,
         scope: str,
         patience: float = 0.0,
+        look_up: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
         self.servers = [
-            ServerConnection(number, own, host, secret, hello, patience)
+            ServerConnection(
+                number,
+                own,
+                host,
+                secret,
+                hello,
+                patience,
+                None if look_up is None else functools.partial(look_up, number),
+            )
             for number, own in enumerate(addresses)
         ]
         self._lock = threading.Lock()
@@ -70,17 +82,20 @@ class Servers:
         statistics: Sequence[Array] = (),
         codec: PushCodec | None = None,
         after: CentreClient | None = None,
+        commit: int = -1,
     ) -> CentreClient:
         """Return the centre of one optimizer's ``weights`` (float32 or float64), which starts with
         the weights of the first of ``ranks``.
 
-        ``codec``: compresses pushes; ``after``: the optimizer's previous centre. Raises ValueError
-        if the weights or the strategy differ between ranks.
+        ``codec``: compresses pushes; ``after``: the optimizer's previous centre. ``commit``: the
+        number of the commit to which the ranks of an elastic job have returned; the centre takes
+        over from the one of the previous membership (-1: from none). Raises ValueError if the
+        weights or the strategy differ between ranks.
         """
         # each process set counts its own optimizers
         name += f"/{','.join(map(str, ranks))}"
         found = CentreClient(
-            self, name, ranks, rule, spec, weights, names, statistics, codec, after
+            self, name, ranks, rule, spec, weights, names, statistics, codec, after, commit
         )
         self._clients.append(found)
         return found
@@ -104,9 +119,21 @@ class Servers:
                         server.renew()
                 raise
 
+    @property
+    def follows_centre(self) -> bool:
+        """True if a centre is asynchronous, so that it is never rolled back."""
+        return any(not client.rule.sync for client in self._clients)
+
+    def commit(self, number: int) -> None:
+        """Let the servers keep the states of their optimizers, for a rank's commit ``number``."""
+        if any(client.rule.sync and client.rule.optimizer in KINDS for client in self._clients):
+            self._tell({"do": "commit", "number": number})
+
     def leave(self) -> None:
         """Let no rank wait for this one until it pushes again."""
-        message = {"do": "leave"}
+        self._tell({"do": "leave"})
+
+    def _tell(self, message: Message) -> None:
         with self.speaking():
             asked = [server.ask(message) for server in self.servers]
             for server, sent in zip(self.servers, asked, strict=True):
@@ -153,12 +180,15 @@ class CentreClient:
         statistics: Sequence[Array],
         codec: PushCodec | None = None,
         after: CentreClient | None = None,
+        commit: int = -1,
     ) -> None:
         self._servers = servers
         self._name = name
         self._spec = spec
         self._codec = codec
         self._staleness = Staleness()
+        self.rule = rule
+        self._resumed = False  # whether the next push has to begin with the centre instead
         arrays = [*weights, *statistics]
         self._sizes = [array.size for array in arrays]
         labels = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
@@ -184,6 +214,7 @@ class CentreClient:
         self._hello(
             lambda share: {
                 "after": before,
+                **({} if commit < 0 else {"commit": commit}),
                 **facts(ranks, rule, spec, described, share.parts, share.statistics, by),
             }
         )
@@ -192,8 +223,13 @@ class CentreClient:
         """Push the changes since the last pull and the statistics, wait as the rule requires, and
         overwrite them with the centre.
 
-        ``first``: the initial weights, in case the centre needs them.
+        ``first``: the initial weights, in case the centre needs them. The first push to the centre
+        of an earlier membership only fetches the centre, and counts as dropped: the changes may
+        contain a push of that membership, which the centre has perhaps taken.
         """
+        if self._catch_up(changes, first):
+            self._staleness.see(0, dropped=True)
+            return Pushed(0, True)
         answers = self._run("push", changes, first)
         found = Pushed(
             max(answer["staleness"] for answer in answers),
@@ -206,8 +242,11 @@ class CentreClient:
         """Push outside of the step count, without waiting for other ranks.
 
         Statistics are sent as changes, too: the values of a rank that has stopped are in the centre
-        already, and are older than the centre's own.
+        already, and are older than the centre's own. The first call after a change of ranks: see
+        ``push``.
         """
+        if self._catch_up(changes, first):
+            return Pushed(0, False)
         count = len(changes) - len(self._still)
         statistics = changes[count:]
         ways = [own - last for own, last in zip(statistics, self._still, strict=True)]
@@ -219,6 +258,15 @@ class CentreClient:
     def pull(self, into: Sequence[Array]) -> None:
         """Copy the current centre into ``into``."""
         self._run("pull", into, ())
+
+    def _catch_up(self, into: Sequence[Array], first: Sequence[Array]) -> bool:
+        """Copy the centre of an earlier membership into ``into``, once; return whether this was
+        done.
+        """
+        resumed, self._resumed = self._resumed, False
+        if resumed:
+            self._run("pull", into, first)
+        return resumed
 
     def log_staleness(self) -> None:
         """Log the staleness of this rank's pushes, and the bytes saved by its codec."""
@@ -244,6 +292,7 @@ class CentreClient:
                 message = {"do": "hello", "group": self._name, **message_of(share)}
                 answer = share.server.answer(share.server.ask(message), message, None, ())
                 self._check(answer)
+                self._resumed |= bool(answer.get("resumed"))
 
     def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
         """Send a request to all servers, then receive all answers into ``arrays``.

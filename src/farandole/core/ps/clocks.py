@@ -68,6 +68,10 @@ class PushDecision(NamedTuple):
     dropped: bool = False
 
 
+_BY_RANK = ("clocks", "_numbers", "_pulled")  # attributes of ``Clocks``
+_SETS = ("gone", "joined", "settled", "moved", "_arrived")
+
+
 class Clocks:
     """The clocks of ``ranks``. ``version``: the number of updates of the centre."""
 
@@ -85,6 +89,24 @@ class Clocks:
         self._decisions: dict[int, PushDecision] = {}  # the decision on that event, if it is a push
         self._pulled = dict.fromkeys(ranks, 0)  # the version that each rank pulled last
         self._arrived: set[int] = set()  # ranks with a collected push for the current step
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return the state as JSON-serializable facts, see ``load``."""
+        pairs = {name: list(vars(self)[name].items()) for name in _BY_RANK}
+        sets = {name: sorted(vars(self)[name]) for name in _SETS}
+        decisions = [
+            (rank, (found.fate.name, *found[1:])) for rank, found in self._decisions.items()
+        ]
+        return {"version": self.version, **pairs, **sets, "decisions": decisions}
+
+    def load(self, facts: dict[str, Any]) -> None:
+        """Take over the state of ``to_facts``."""
+        self.version = int(facts["version"])
+        vars(self).update({name: dict(facts[name]) for name in _BY_RANK})
+        vars(self).update({name: set(facts[name]) for name in _SETS})
+        self._decisions = {
+            rank: PushDecision(Fate[fate], *rest) for rank, (fate, *rest) in facts["decisions"]
+        }
 
     def seen(self, rank: int, number: int) -> bool:
         """Return whether this event of the rank is a repetition. Raises WireError if it is not the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farandole.base.log import logger
@@ -26,7 +26,8 @@ AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 class ServerConnection:
     """One server with its replicas; one of them is connected. ``number``: for messages;
-    ``patience``: seconds to wait for a stopped server without replicas; 0: forever.
+    ``patience``: seconds to wait for a stopped server without replicas; 0: forever. ``look_up``:
+    returns the present addresses if replicas may come later, as in an elastic job.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ServerConnection:
         secret: str,
         hello: Message,
         patience: float,
+        look_up: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.number = number
         self._addresses = [json.loads(address) for address in addresses]
@@ -44,6 +46,7 @@ class ServerConnection:
         self._secret = secret
         self._hello = hello
         self._patience = patience
+        self._look_up = look_up
         self._place = 0
         self._hurried = self._late = self._warned = False
         self._trouble = ""
@@ -117,7 +120,7 @@ class ServerConnection:
             reach(self._addresses[self._place], self._host, self._secret, PROOF).close()
             self._silent_since = time.monotonic()
         except (OSError, HorovodInternalError) as error:
-            if self._place + 1 < len(self._addresses):
+            if self._place + 1 < len(self._addresses) or self._find_later():
                 raise
             self._warn(error)
             seconds = time.monotonic() - self._silent_since
@@ -173,12 +176,21 @@ class ServerConnection:
     def _next(self, trouble: str) -> None:
         name, self._late = self._name(), False
         self.close()
-        if self._place + 1 == len(self._addresses):
+        if self._place + 1 == len(self._addresses) and not self._find_later():
             raise ServerLostError(
                 f"{name} was lost ({trouble}), and it has no replica left: its model state is lost"
             )
         self._place += 1
         logger.warning("%s was lost (%s); its replica takes over", name, trouble)
+
+    def _find_later(self) -> bool:
+        """Look for replicas that have come since; return whether there are any."""
+        if self._look_up is None:
+            return False
+        found = [json.loads(address) for address in self._look_up()]
+        later = [address for address in found if address not in self._addresses]
+        self._addresses += later
+        return bool(later)
 
     def _name(self) -> str:
         address = self._addresses[self._place]

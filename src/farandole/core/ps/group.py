@@ -14,7 +14,7 @@ import numpy as np
 
 from farandole.base.contracts import PushCodec
 from farandole.core.kernels import quiet
-from farandole.core.ps.centre import Centre
+from farandole.core.ps.centre import Centre, OptimizerState
 from farandole.core.ps.clocks import Clocks, Rule
 from farandole.core.ps.wire import TYPES, Message
 from farandole.errors import SettingsError, WireError
@@ -27,6 +27,7 @@ MOST = 1 << 44  # bytes of one server's share, at most
 # bytes by which a payload may exceed twice the size of its numbers, as small blocks do
 ROOM = 1 << 12
 Facts = dict[str, Any]
+FACTS = ("ranks", "rule", "spec", "tensors", "parts", "statistics", "codec")
 
 
 class Failure(NamedTuple):
@@ -70,8 +71,13 @@ class CentreGroup:
                 f"a rank sent an invalid description of its weights: parts {self._parts} for ranks"
                 f" {ranks}"
             )
+        self.facts = {name: facts[name] for name in FACTS}
         self.clocks = Clocks(ranks, self.rule)
         self.centre: Centre | None = None
+        # whether the centre is older than this membership of an elastic job
+        self.resumed = False
+        # the state of the optimizer at the last commits of an elastic job, by their numbers
+        self.commits: dict[int, OptimizerState] = {}
         self.failure: Failure | None = None
         self.known: set[int] = set()  # ranks that have sent hello
         # the same optimizer's next group, with other weights
@@ -115,6 +121,59 @@ class CentreGroup:
         """Create the centre from the initial weights, unless it exists."""
         if self.centre is None:
             self.centre = Centre(self.clocks, values, self.statistics)
+            if self.commits:  # of the membership before
+                self.centre.optimizer_state = self.commits[max(self.commits)]
+
+    def commit(self, number: int) -> None:
+        """Keep the optimizer's state for commit ``number``, and for the commit before: a rank may
+        be lost before all have made the newer one. Asynchronous ranks never return to a commit.
+        """
+        if self.rule.sync and self.centre is not None and number not in self.commits:
+            state = self.centre.optimizer_state
+            if state.kept:
+                before = max(self.commits, default=number)
+                self.commits = {
+                    **{each: self.commits[each] for each in self.commits if each == before},
+                    number: state,
+                }
+
+    def succeed(self, before: CentreGroup, commit: int) -> None:
+        """Take over from the group of an earlier membership, whose ranks are not served any more.
+
+        Asynchronous ranks continue with its centre. Synchronous ranks bring the weights of their
+        commit, and continue with the optimizer's state of that ``commit``; if there is none, the
+        state begins with zeros.
+        """
+        if not self.rule.sync and before.centre is not None:
+            self.centre = before.centre.continued(self.clocks)
+            self.resumed = True
+        elif commit in before.commits:
+            self.commits = {commit: before.commits[commit]}
+        before.centre, before.commits = None, {}
+        before.failure = Failure(
+            "this membership of the elastic job has ended: the other ranks have formed another one",
+            min(before.clocks.ranks),
+        )
+
+    def is_like(self, other: CentreGroup) -> bool:
+        """Return whether both have the same strategy, tensors and share of them."""
+        return (self._spec, self.rule, self._tensors, self._parts) == (
+            other._spec,
+            other.rule,
+            other._tensors,
+            other._parts,
+        )
+
+    @property
+    def moved_to(self) -> tuple[CentreGroup | None, float]:
+        """The next group of the same optimizer, with other weights, and the seconds since the first
+        rank moved there.
+        """
+        return self._later, time.monotonic() - self._moved
+
+    @moved_to.setter
+    def moved_to(self, found: tuple[CentreGroup | None, float]) -> None:
+        self._later, self._moved = found[0], time.monotonic() - found[1]
 
     def first(self) -> int:
         """Return the rank that provides the initial weights."""

@@ -30,6 +30,34 @@ class Replicas:
         self._secret = secret
         self._others = others
         self._sessions: list[Session] | None = None
+        self._addresses: dict[Session, str] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the present replicas."""
+        return [self._addresses[session] for session in self._sessions or ()]
+
+    def add(self, address: str, state: Message, arrays: list[Array]) -> None:
+        """Add a replica, which starts from ``state`` and its ``arrays`` (see ``snapshot``). A
+        replica that cannot be reached is left out.
+        """
+        self._open()
+        session = None
+        try:
+            session = reach(json.loads(address), "127.0.0.1", self._secret)
+            session.sock.settimeout(ANSWER)
+            send(session, {"do": "replica"})
+            send(session, state, arrays, _stalled)
+            if (receive(session) or {}).get("promoted") is not False:
+                raise OSError("it accepts no state")
+        except (OSError, HorovodInternalError) as error:
+            logger.info("a replica of a parameter server cannot be reached (%s)", error)
+            if session is not None:
+                session.close()
+            return
+        assert self._sessions is not None
+        self._sessions.append(session)
+        self._addresses[session] = address
 
     def replicate(self, message: Message, arrays: list[Array] | None) -> bool:
         """Send an event to all replicas and wait until each has handled it.
@@ -71,6 +99,7 @@ class Replicas:
                     )
                     continue
                 self._sessions.append(session)
+                self._addresses[session] = address
         return list(self._sessions)
 
     def _dismiss(self, session: Session) -> None:
@@ -84,7 +113,12 @@ class Replicas:
     def _forget(self, session: Session, why: str) -> None:
         assert self._sessions is not None
         self._sessions.remove(session)
+        del self._addresses[session]
         session.close()
         logger.warning(
             "a replica of a parameter server was lost (%s); the job continues without it", why
         )
+
+
+def _stalled() -> None:
+    raise TimeoutError(f"no byte was accepted for {ANSWER:g} s")

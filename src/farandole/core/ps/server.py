@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base.log import logger
+from farandole.core.ps import lineage, snapshot
 from farandole.core.ps.clocks import Fate, PushDecision
 from farandole.core.ps.group import CentreGroup, Failure
 from farandole.core.ps.listener import Listener
@@ -36,9 +38,11 @@ class CentreServer(Listener):
     """A parameter server, which serves as soon as it is created.
 
     ``interfaces``: where to listen, in addition to a Unix socket. ``ended(scope, rank)``: for a
-    rank that never connected here, "bye" if it has ended, "leave" if it has joined, else empty.
-    ``others``: returns the addresses of the replicas when needed. ``warning``: seconds for which a
-    rank waits before the awaited ranks are logged, and again each time that the wait has doubled.
+    rank that is not connected here, "bye" if it has ended, "leave" if it has joined, "lost" if its
+    membership of an elastic job is broken, else empty. ``others``: returns the addresses of the
+    replicas when needed. ``warning``: seconds for which a rank waits before the awaited ranks are
+    logged, and again each time that the wait has doubled. ``publish``: for a server with ``adopt``,
+    publishes the addresses of the primary and its replicas, in the order in which they take over.
     """
 
     def __init__(
@@ -48,8 +52,11 @@ class CentreServer(Listener):
         ended: Callable[[str, int], str],
         others: Callable[[], list[str]] = list,
         warning: float = math.inf,
+        publish: Callable[[list[str]], None] | None = None,
     ) -> None:
         self._ended = ended
+        self._publish = publish
+        self._waiting: list[str] = []  # addresses of replicas that have not been adopted
         self._warning = warning
         self._groups: dict[Name, CentreGroup] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that have ended in order
@@ -70,6 +77,40 @@ class CentreServer(Listener):
         self._replicas.close()
         self._join()
 
+    # ---- replicas that come later ----
+
+    def lead(self) -> None:
+        """Serve ranks as the primary, with the replicas that wait to be adopted."""
+        with self._changed:
+            self._take_over()
+
+    def adopt(self, address: str) -> None:
+        """Add a replica, which starts from the present state: now if this server is the primary,
+        else when it takes over. Ranks wait meanwhile.
+        """
+        with self._changed:
+            self._waiting.append(address)
+            if self._promoted:
+                self._recruit()
+
+    def run(self) -> None:
+        """Wait until this server has closed, because another one has replaced it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed)
+        self._join()
+
+    def _take_over(self) -> None:
+        if not self._promoted:
+            self._promoted = True
+            self._recruit()
+
+    def _recruit(self) -> None:
+        if self._publish is None or self._closed:
+            return
+        while self._waiting:
+            self._replicas.add(self._waiting.pop(0), *snapshot.taken(self._groups, self._gone))
+        self._publish([self.address, *self._replicas.addresses])
+
     # ---- connections ----
 
     def _converse(self, session: Session) -> None:
@@ -84,7 +125,7 @@ class CentreServer(Listener):
         session.peer = f"rank {rank}"
         client = Client(self, session, scope, rank)
         with self._changed:
-            self._promoted = True
+            self._take_over()
             self._ranks += 1
             self._attended[scope, rank] = client
             self._changed.notify_all()
@@ -111,7 +152,7 @@ class CentreServer(Listener):
         end = time.monotonic() + GRACE
         with contextlib.suppress(WireError):  # a replica has taken over
             while not self._changed.wait_for(settled, min(ASK, GRACE)):
-                late = time.monotonic() >= end
+                late = time.monotonic() >= end or self._ended(scope, rank) == "lost"
                 self.event((scope, ""), {"do": "lost" if late else "missed", "rank": rank})
                 if late:
                     return
@@ -122,7 +163,7 @@ class CentreServer(Listener):
 
     def _lose(self, scope: str, rank: int) -> None:
         for (of, _), group in self._groups.items():
-            if of == scope and group.failure is None and rank in group.known:
+            if of == scope and group.failure is None and rank in group.clocks.ranks:
                 group.failure = Failure(
                     f"rank {rank} closed its connection to the parameter servers during training",
                     rank,
@@ -154,6 +195,10 @@ class CentreServer(Listener):
             self._leave(name[0], rank, what == "bye")
         elif what == "lost":
             self._lose(name[0], rank)
+        elif what == "commit":
+            for (scope, _), group in self._groups.items():
+                if scope == name[0]:
+                    group.commit(int(message["number"]))
         elif what != "missed":  # a "missed" only tests whether a replica has taken over
             found = self._count(name, message, rank, arrays or [])
         self._changed.notify_all()
@@ -175,8 +220,12 @@ class CentreServer(Listener):
         return None
 
     def _greet(self, name: Name, message: Message, rank: int) -> CentreGroup:
-        mine = CentreGroup(message)
+        mine, is_new = CentreGroup(message), name not in self._groups
         group = self._groups.setdefault(name, mine)
+        if is_new and "commit" in message:
+            before = lineage.predecessor(self._groups, name)
+            if before is not None:
+                group.succeed(before, int(message["commit"]))
         if rank not in group.clocks.ranks:
             raise WireError(f"rank {rank} joined a group of other ranks, {group.clocks.ranks}")
         if (
@@ -186,9 +235,9 @@ class CentreServer(Listener):
         ):
             group.failure = Failure(why)
         group.known.add(rank)
-        before = self._groups.get((name[0], str(message.get("after", ""))))
-        if before is not None and before is not group:
-            before.move(rank, group)
+        earlier = self._groups.get((name[0], str(message.get("after", ""))))
+        if earlier is not None and earlier is not group:
+            earlier.move(rank, group)
         for scope, left in self._gone:
             if scope == name[0]:
                 group.leave(left, for_good=True)
@@ -260,7 +309,8 @@ class CentreServer(Listener):
     def _look_for(self, name: Name, rank: int) -> None:
         group = self._groups[name]
         for other in self._awaited(name, rank):
-            if other not in group.known and (how := self._ended(name[0], other)):
+            here = other in group.known and (name[0], other) in self._attended
+            if not here and (how := self._ended(name[0], other)):
                 self.event(name, {"do": how, "rank": other})
 
     def is_late(self, name: Name) -> bool:
@@ -285,6 +335,9 @@ class CentreServer(Listener):
             if message == DISMISSED:
                 self._dismissed()
                 return
+            if message["do"] == "state":
+                self._receive_state(session, message)
+                continue
             name, arrays = (str(message["name"][0]), str(message["name"][1])), None
             with self._changed:
                 group = self._groups.get(name)
@@ -300,6 +353,16 @@ class CentreServer(Listener):
             # the primary may have sent a dismissal, and waits no longer
             with contextlib.suppress(OSError):
                 send(session, {"promoted": taken})
+
+    def _receive_state(self, session: Session, message: Message) -> None:
+        arrays = snapshot.memory(message)
+        receive_into(session, arrays)
+        with self._changed:
+            if not self._promoted:
+                self._groups, self._gone = snapshot.restored(message, arrays)
+            taken = self._promoted
+        with contextlib.suppress(OSError):
+            send(session, {"promoted": taken})
 
     def _dismissed(self) -> None:
         """End this replica, which the primary dismissed because it did not answer; it may have been
@@ -331,7 +394,7 @@ class Client:
         name = (self.scope, str(message.get("group", "")))
         if what == "hello":
             self._hello(name, message)
-        elif what in ("leave", "bye"):
+        elif what in ("leave", "bye", "commit"):
             with self._server.changed:
                 self._server.event(name, message)
             send(self._session, {})
@@ -347,7 +410,8 @@ class Client:
         with self._server.changed:
             group: CentreGroup = self._server.event(name, message)
             answer = _refusal(group) or {
-                "give": group.centre is None and group.first() == self.rank
+                "give": group.centre is None and group.first() == self.rank,
+                "resumed": group.resumed,
             }
         send(self._session, answer)
 
@@ -435,6 +499,29 @@ def stored_end(store: Any) -> Callable[[str, int], str]:
     def ended(scope: str, rank: int) -> str:
         with contextlib.suppress(OSError, HorovodInternalError):
             if store.try_get(keys.outcome(rank)) is not None:
+                return "bye"
+            return "leave" if store.try_get(keys.away(scope, rank)) == b"" else ""
+        return ""
+
+    return ended
+
+
+def stored_end_of_member(store: Any) -> Callable[[str, int], str]:
+    """Return the function ``ended`` of a server of an elastic job, whose outcomes are stored by
+    process.
+    """
+    processes: dict[int, Sequence[int]] = {}  # in rank order, by the number of the membership
+
+    def ended(scope: str, rank: int) -> str:
+        number = int(scope.partition(".")[0])
+        with contextlib.suppress(OSError, HorovodInternalError):
+            if store.try_get(keys.broken(number)) is not None:
+                return "lost"
+            if number not in processes:
+                data = store.try_get(keys.membership(number)) or b'{"members": []}'
+                processes[number] = [member[0] for member in json.loads(data)["members"]]
+            own = processes[number][rank : rank + 1]
+            if own and store.try_get(keys.outcome(own[0])) is not None:
                 return "bye"
             return "leave" if store.try_get(keys.away(scope, rank)) == b"" else ""
         return ""

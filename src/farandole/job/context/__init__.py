@@ -18,6 +18,7 @@ from farandole.job.context.lifecycle import unread_failures as unread_failures
 from farandole.job.context.membership import adopt_commits as adopt_commits
 from farandole.job.context.membership import agree as agree
 from farandole.job.context.membership import agree_on_changes as agree_on_changes
+from farandole.job.context.membership import agreed_commit as agreed_commit
 from farandole.job.context.membership import commit_alone as commit_alone
 from farandole.job.context.membership import commit_number as commit_number
 from farandole.job.context.membership import commits as commits
@@ -31,6 +32,8 @@ from farandole.job.context.membership import join as join
 from farandole.job.context.membership import lost_commit as lost_commit
 from farandole.job.context.membership import notice as notice
 from farandole.job.context.membership import object_names as object_names
+from farandole.job.context.membership import prepare_commit as prepare_commit
+from farandole.job.context.parameter_servers import follows_centre as follows_centre
 from farandole.job.context.parameter_servers import leave_servers as leave_servers
 from farandole.job.context.parameter_servers import peer_server as peer_server
 from farandole.job.context.parameter_servers import return_to_servers as return_to_servers

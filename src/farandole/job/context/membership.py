@@ -18,7 +18,7 @@ from farandole.core.engine import Entry
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.fields import variables
 from farandole.job.config.torchrun import torch_variables
-from farandole.job.context import session
+from farandole.job.context import parameter_servers, session
 from farandole.job.report import keys
 from farandole.net.store import StoreClient
 
@@ -101,6 +101,21 @@ def is_elastic() -> bool:
 def object_names() -> ObjectNames:
     """Return the names for this process's unnamed objects."""
     return _participation.names
+
+
+def prepare_commit() -> None:
+    """Prepare what other processes keep for this process's next commit.
+
+    Raises HorovodInternalError if a parameter server is lost.
+    """
+    parameter_servers.commit_to_servers(_participation.commits + 1)
+
+
+def agreed_commit() -> int:
+    """Return the number of the commit from which the ranks of this membership have started; -1 in a
+    job of a fixed size.
+    """
+    return _participation.agreed if is_elastic() else -1
 
 
 def count_commit() -> None:

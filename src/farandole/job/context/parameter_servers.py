@@ -46,6 +46,22 @@ def return_to_servers() -> None:
         access().come_back(store)
 
 
+def commit_to_servers(number: int) -> None:
+    """Let the parameter servers keep the states of their optimizers for commit ``number``.
+
+    Raises HorovodInternalError if a server is lost.
+    """
+    if _access is not None:
+        _access.commit(number)
+
+
+def follows_centre() -> bool:
+    """Return whether an optimizer of this session follows an asynchronous centre of parameter
+    servers, which is never rolled back.
+    """
+    return _access is not None and _access.follows_centre
+
+
 def access() -> ServerAccess:
     """Return this session's access to servers; the first call creates it."""
     global _access
@@ -55,7 +71,12 @@ def access() -> ServerAccess:
     with session.lock:
         if _access is None:
             here = session.current()
-            _access = ServerAccess(here.placement, here.settings, session.session_id())
+            _access = ServerAccess(
+                here.placement,
+                here.settings,
+                session.session_id(),
+                here.connection.member >= 0,
+            )
         return _access
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,14 @@ AFTER = 3600.0
 
 
 class ServerAccess:
-    """Access to parameter servers and to a peer server; ``scope`` is the id of this session."""
+    """Access to parameter servers and to a peer server; ``scope`` is the id of this session.
+    ``elastic``: whether the job is elastic.
+    """
 
-    def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
+    def __init__(
+        self, placement: Placement, settings: Settings, scope: str, elastic: bool = False
+    ) -> None:
+        self._elastic = elastic
         self._placement = placement
         self._settings = settings
         self._scope = scope
@@ -115,12 +121,26 @@ class ServerAccess:
         if servers is not None:
             servers.close(failed)
 
+    @property
+    def follows_centre(self) -> bool:
+        """True if an optimizer follows an asynchronous centre."""
+        return self._servers is not None and self._servers.follows_centre
+
+    def commit(self, number: int) -> None:
+        """Let the servers keep the states of their optimizers for commit ``number`` of an
+        elastic job.
+        """
+        if self._servers is not None and self._elastic:
+            self._servers.commit(number)
+
     def close(self, failed: bool) -> None:
         """End the servers in this process once all ranks have left; at once if this rank failed."""
         while self._close:
             self._close.pop()(0.0 if failed else AFTER)
 
     def _connected(self, store: StoreClient, scope: str) -> Servers:
+        if self._elastic:
+            return self._connected_to_chains(store)
         replicas = 1 if scope else self._settings.replicas
         count = self._settings.servers * replicas
         found = store.gather(keys.servers(scope), count, self._settings.start_timeout)
@@ -142,6 +162,30 @@ class ServerAccess:
         host, _ = interfaces.split(store.address)
         patience = self._settings.stall_shutdown_seconds
         return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)
+
+    def _connected_to_chains(self, store: StoreClient) -> Servers:
+        """Connect to the servers of an elastic job, whose processes come and go."""
+
+        def look_up(number: int) -> list[str]:
+            addresses: list[str] = json.loads(store.try_get(keys.chain(number)) or b"[]")
+            return addresses
+
+        chains = [self._first_chain(store, number) for number in range(self._settings.servers)]
+        host, _ = interfaces.split(store.address)
+        rank, patience = self._placement.rank, self._settings.stall_shutdown_seconds
+        return Servers(chains, host, store.secret, rank, self._scope, patience, look_up)
+
+    def _first_chain(self, store: StoreClient, number: int) -> list[str]:
+        """Wait for the first addresses of a server and return its present ones."""
+        seconds = self._settings.start_timeout
+        try:
+            addresses: list[str] = json.loads(store.get(keys.chain(number), seconds))
+        except RendezvousError as error:
+            raise RendezvousError(
+                f"parameter server {number} did not start within {seconds:g} s; if starting takes"
+                " longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
+            ) from error
+        return addresses
 
     def _serve(self, store: StoreClient, scope: str) -> None:
         if self._settings.replicas > 1:

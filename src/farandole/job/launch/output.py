@@ -350,9 +350,9 @@ class OutputStreams:
             for each in self._files:
                 each.add(rank, f"rank.{rank}")
 
-    def add_server(self, rank: int, number: int) -> None:
+    def add_server(self, rank: int, number: int | str) -> None:
         """Add the streams of a parameter server under the number ``rank``, which follows the
-        job's ranks.
+        job's ranks. ``number``: the server in prefixes and folders.
         """
         self._servers[rank] = f"server {number}"
         self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}

@@ -69,6 +69,20 @@ def servers(scope: str) -> str:
     return f"servers/{scope}/at" if scope else "servers/at"
 
 
+def replica(number: int, place: int) -> str:
+    """Return the key of the address of a parameter server's process in an elastic job, JSON.
+    ``place``: the number of the process, counted over all processes of server ``number``.
+    """
+    return f"servers/{number}/process/{place}"
+
+
+def chain(number: int) -> str:
+    """Return the key of the addresses of a parameter server in an elastic job, JSON: the primary,
+    then its replicas in the order in which they take over.
+    """
+    return f"servers/chain/{number}"
+
+
 NOW = "membership/now"  # the number of the present membership of an elastic job
 
 

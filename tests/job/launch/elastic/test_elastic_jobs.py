@@ -20,7 +20,6 @@ from farandole.job import context
 from farandole.job.elastic.options import ElasticOptions
 from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.watch import Interrupted
-from farandole.job.report import keys
 from tests.job.launch.elastic.training import STEPS, Done, Fault, run_job, train
 from tests.kits.messages import mentioning
 
@@ -99,12 +98,6 @@ def wait_forever() -> None:
     time.sleep(1000.0)
 
 
-def want_servers() -> None:
-    hvd.init()
-    context.store().set(keys.SERVERS_WANTED, b"")  # type: ignore[union-attr]
-    time.sleep(1000.0)
-
-
 def mismatch() -> None:
     hvd.init()
 
@@ -128,11 +121,6 @@ def test_a_signal_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         run_job(wait_forever, (), ElasticOptions(np=2, min_np=1), {"localhost": 2})
     left = set(psutil.Process().children(recursive=True)) - before
     assert not psutil.wait_procs(left, timeout=30.0)[1]
-
-
-def test_parameter_servers_are_refused() -> None:
-    with pytest.raises(JobFailedError, match=mentioning("--min-np", "--strategy")):
-        run_job(want_servers, (), ElasticOptions(np=2, min_np=1), {"localhost": 2})
 
 
 class TestFailures:

@@ -8,6 +8,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from farandole.base.log import logger
 from farandole.base.types import Slot
@@ -34,6 +35,7 @@ from farandole.job.elastic.restarts import RestartingCoordinator
 from farandole.job.launch.contract import Worker
 from farandole.job.launch.elastic.places import Places, slot_of
 from farandole.job.launch.elastic.requeue import SlurmRequeue
+from farandole.job.launch.elastic.servers import ElasticServers
 from farandole.job.launch.explain.events import Event
 from farandole.job.launch.explain.exit_codes import describe
 from farandole.job.launch.job import Job
@@ -44,6 +46,18 @@ from farandole.job.launch.watch import TERM_GRACE, TICK, HostsChanged, Watch
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
 from farandole.net.store.ports import free_port
+
+
+class Arrivals(NamedTuple):
+    """News for the driver's loop, appended by other threads.
+
+    - ``waiting``: Processes that wait for a membership: the number of the process, the number of
+      its last membership, and its commits.
+    - ``notices``: Preemption notices with their hosts.
+    """
+
+    waiting: deque[tuple[int, int, int]]
+    notices: deque[tuple[str, Notice]]
 
 
 class ElasticWatch(Watch):
@@ -69,11 +83,8 @@ class ElasticWatch(Watch):
         self._command: Sequence[str] = ()
         self._by_process: dict[int, Worker] = {}
         self._listed = listed
-        # Processes that wait for a membership, appended by the store's threads: the number of the
-        # process, the number of its last membership, and its commits.
-        self._waiting: deque[tuple[int, int, int]] = deque()
-        # Preemption notices with their hosts, appended by other threads.
-        self._notices: deque[tuple[str, Notice]] = deque()
+        self._elastic_servers = ElasticServers(job.settings, store)
+        self._arrivals = Arrivals(deque(), deque())
         self._faults = HostFaults()
         self._requeue = SlurmRequeue(job.settings.slurm_requeue)
         self._kill_at: dict[int, float] = {}
@@ -107,9 +118,11 @@ class ElasticWatch(Watch):
             for decision in self._coordinator.decide(time.monotonic()):
                 self._carry_out(decision)
             self._kill_late()
+            self._keep_servers()
             self._watch_tail()
             self._doing = self._describe()
             self._step(TICK)
+        self._end(self._servers.workers)
         self._pump_until(self._is_tidy, time.monotonic() + TERM_GRACE, len(self._signals.received))
 
     def final_slots(self) -> list[Slot]:
@@ -122,6 +135,9 @@ class ElasticWatch(Watch):
 
     def _on_set(self, key: str, value: Value) -> None:
         kind, _, process = key.partition("/")
+        if self._elastic_servers.see(key, value):
+            self._pump.wake()
+            return
         if kind in ("damaged", "straggler"):
             self._faults.hear(kind, process, value)
             self._pump.wake()
@@ -135,14 +151,14 @@ class ElasticWatch(Watch):
                 self._on_notice(host, Notice.from_bytes(value))
                 return
             after, commits = json.loads(value)
-            self._waiting.append((int(process), int(after), int(commits)))
+            self._arrivals.waiting.append((int(process), int(after), int(commits)))
         except (ValueError, TypeError, LookupError) as error:
             logger.warning("ignoring %r in the job's store: %s", key, error)
             return
         self._pump.wake()
 
     def _on_notice(self, host: str, notice: Notice) -> None:
-        self._notices.append((host, notice))
+        self._arrivals.notices.append((host, notice))
         self._pump.wake()
 
     def _rank(self, text: str) -> int:
@@ -151,14 +167,15 @@ class ElasticWatch(Watch):
         return int(text)
 
     def _on_silent(self, rank: int) -> None:
-        self._supervisor.silent(rank, time.monotonic())
+        if rank in self._by_process:
+            self._supervisor.silent(rank, time.monotonic())
 
     def _report_finished(self) -> None:
         """Publish nothing: in ``init()`` a rank waits for a membership, not for single ranks."""
 
     def _take_notices(self) -> None:
-        while self._notices:
-            host, notice = self._notices.popleft()
+        while self._arrivals.notices:
+            host, notice = self._arrivals.notices.popleft()
             change = self._coordinator.remain if notice.withdrawn else self._coordinator.depart
             change(host)
             self._note_change(notice.describe(host))
@@ -176,8 +193,8 @@ class ElasticWatch(Watch):
         self._take_faults()
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
-        while self._waiting:
-            process, after, commits = self._waiting.popleft()
+        while self._arrivals.waiting:
+            process, after, commits = self._arrivals.waiting.popleft()
             self._coordinator.ready(process, after, commits, time.monotonic())
 
     def _see(self, event: Event) -> None:
@@ -277,10 +294,19 @@ class ElasticWatch(Watch):
         return bool(self._workers)
 
     def _start_servers(self) -> None:
-        raise JobFailedError(
-            "parameter servers cannot serve an elastic job: their strategies (ps, ssp, ...) need"
-            " a job of a fixed size. Leave out --min-np, or use another --strategy"
-        )
+        self._elastic_servers.open(self._env)
+        self._keep_servers()
+
+    def _keep_servers(self) -> None:
+        """Replace the parameter servers' processes that have ended, and report their losses."""
+        if not self._servers.wanted:
+            return
+        for worker, label in self._elastic_servers.keep(time.monotonic()):
+            self._streams.add_server(worker.slot.rank, label)
+            self._pump.listen_to([worker])
+        for text in self._elastic_servers.take_notes():
+            self._note_change(text)
+        self._servers.workers = self._elastic_servers.workers
 
     # ---- carrying out ----
 
