@@ -16,6 +16,8 @@ import numpy as np
 from farandole.data.permutation import Permutation
 from farandole.errors import SettingsError, counted
 from farandole.job import context
+from farandole.strategies.shares.blocks import Shares, block
+from farandole.strategies.shares.streams import seed_generators, stream
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -87,6 +89,8 @@ class DistributedSampler:
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's indices, from the position of the last ``reset`` on."""
         rank, size = self._deal()
+        if self._told is None and type(self) is not ElasticSampler:
+            _refuse_shares(type(self).__name__)
         count, base, left, epoch = self._count(), self._base, self.length - self._base, self.epoch
         order = Permutation(self.length, self.seed, epoch) if self.shuffle else None
         for begin in range(0, count, _BLOCK):
@@ -194,18 +198,68 @@ class DistributedSampler:
         return world
 
 
+def _refuse_shares(name: str) -> None:
+    """Raise SettingsError in a job with a fixed global batch."""
+    if context.shares():
+        raise SettingsError(
+            f"{name} divides samples by the number of ranks, which may change in a job with"
+            " --fixed-global-batch. Use hvd.elastic.ElasticSampler(dataset, batch_size=...), or"
+            " give num_replicas and rank"
+        )
+
+
 class ElasticSampler(DistributedSampler):
     """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks
     join or leave.
 
     Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch. ``dataset``,
-    ``shuffle``, ``seed`` and ``even``: see ``DistributedSampler``.
+    ``shuffle``, ``seed`` and ``even``: see ``DistributedSampler``. ``batch_size``: the loader's,
+    needed with ``--fixed-global-batch``.
+
+    In a job with a fixed global batch of V shares, share i of a batch holds the samples that rank i
+    of V ranks would see. A rank yields its shares one after another, and the global generators of
+    Python, numpy and PyTorch are seeded before each of them. The last batch of an epoch is full:
+    some samples are taken twice, or left out with ``even="drop"``.
     """
 
     def __init__(
-        self, dataset: Sized | int, shuffle: bool = True, seed: int = 0, *, even: str = "pad"
+        self,
+        dataset: Sized | int,
+        shuffle: bool = True,
+        seed: int = 0,
+        *,
+        even: str = "pad",
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(dataset, shuffle=shuffle, seed=seed, even=even)
+        self.batch_size = batch_size
+        self._recorded = 0  # samples of this rank's shares of the present global batch
+
+    def __iter__(self) -> Iterator[int]:
+        shares = self._shares()
+        if shares is None:
+            yield from super().__iter__()
+            return
+        for index, _ in self._by_shares(shares, seeding=True):
+            yield index
+
+    def streams(self) -> Iterator[tuple[int, int]]:
+        """Yield this rank's indices like the sampler itself, each with a seed (64 bits) for random
+        changes of this sample, which depends on the epoch and the place of the sample in it.
+
+        Only in a job with a fixed global batch.
+        """
+        shares = self._shares()
+        assert shares is not None
+        for index, place in self._by_shares(shares, seeding=False):
+            yield index, stream(self.seed, self.epoch, place)
+
+    def __len__(self) -> int:
+        shares = self._shares()
+        if shares is None:
+            return super().__len__()
+        left = self._batches(shares) - self._first_batch(shares)
+        return max(0, left) * shares.held * self._share_size()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch``, with no samples done."""
@@ -213,14 +267,82 @@ class ElasticSampler(DistributedSampler):
         self.position = 0
         self.reset()
 
+    def reset(self) -> None:
+        """Divide the remaining samples among the present ranks. Shares of an incomplete global
+        batch are computed again.
+        """
+        super().reset()
+        self._recorded = 0
+
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record one more batch as done on all ranks, with ``batch_size`` samples each.
+        """Record one more batch as done on all ranks, with ``batch_size`` samples each. With a
+        fixed global batch, record each share; the samples are done when the rank's last share is.
 
         ``batch_idx`` is ignored, because some programs count batches from the beginning of the
         epoch, and others from the point where they resumed.
         """
+        self._record(batch_size)
+
+    def record_indices(self, indices: Sequence[int]) -> None:
+        """Record ``len(indices)`` more samples as done on every rank."""
+        self._record(len(indices))
+
+    def _record(self, count: int) -> None:
         _, size = self._deal()
-        self.position = min(self.position + batch_size * size, self.length)
+        shares = self._shares()
+        if shares is None:
+            self.position = min(self.position + count * size, self.length)
+            return
+        self._recorded += count
+        own, whole = shares.held * self._share_size(), shares.total * self._share_size()
+        batches, self._recorded = divmod(self._recorded, own)
+        if batches:
+            done = self.position // whole + batches
+            self.position = min(done * whole, self.length)
+
+    # A fixed global batch.
+
+    def _shares(self) -> Shares | None:
+        """Return this rank's shares of a fixed global batch; None without one."""
+        rank, size = self._deal()
+        total = context.shares()
+        return block(rank, size, total) if total else None
+
+    def _by_shares(self, shares: Shares, *, seeding: bool) -> Iterator[tuple[int, int]]:
+        """Yield indices, each with its place in the epoch. ``seeding``: seed the global generators
+        before each share.
+        """
+        epoch, size = self.epoch, self._share_size()
+        whole = size * shares.total
+        order = Permutation(self.length, self.seed, epoch) if self.shuffle else None
+        for batch in range(self._first_batch(shares), self._batches(shares)):
+            for share in range(shares.begin, shares.end):
+                if seeding:
+                    seed_generators(stream(self.seed, epoch, batch, share))
+                places = batch * whole + share + np.arange(size, dtype=np.int64) * shares.total
+                positions = places % self.length
+                indices = positions if order is None else order(positions)
+                yield from zip(indices.tolist(), places.tolist(), strict=True)
+
+    def _first_batch(self, shares: Shares) -> int:
+        """Return the first global batch that is not done."""
+        whole = self._share_size() * shares.total
+        return self._batches(shares) if self._base >= self.length else self._base // whole
+
+    def _batches(self, shares: Shares) -> int:
+        """Return the number of global batches of an epoch."""
+        whole = self._share_size() * shares.total
+        return self.length // whole if self.even == "drop" else -(-self.length // whole)
+
+    def _share_size(self) -> int:
+        """Return the number of samples of a share. Raises SettingsError if it is unknown."""
+        if self.batch_size is None or self.even == "weights":
+            raise SettingsError(
+                f"ElasticSampler(batch_size={self.batch_size}, even={self.even!r}) cannot divide"
+                " samples with --fixed-global-batch: give it the batch size of the loader, and"
+                " even='pad' or 'drop'"
+            )
+        return self.batch_size
 
     # Attributes that Horovod programs read.
 

@@ -145,9 +145,12 @@ def environment(placement: Placement, connection: Connection, settings: Settings
     who = placement.to_env(variables(Placement))
     fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
     chosen = {}
-    if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+    # The number of threads may change the last bits of a product of matrices, so in a job with a
+    # fixed global batch it does not follow from the present number of ranks.
+    ranks = connection.shares or placement.local_size
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each rank would start a thread per core, and the ranks would compete for cores.
-        chosen["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
+        chosen["OMP_NUM_THREADS"] = str(max(1, cores() // ranks))
     if placement.rank and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
         # TensorFlow's lines about the machine are the same on all ranks; errors still appear
         chosen["TF_CPP_MIN_LOG_LEVEL"] = "1"

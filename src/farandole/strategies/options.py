@@ -110,6 +110,7 @@ def gradient_options(
     epochs: bool = True,
     ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
     tensor: str = "tf.Variable",
+    by_shares: bool = False,
     stacklevel: int = 3,
 ) -> GradientOptions:
     """Return options from the arguments of an optimizer or a tape, which have Horovod's names.
@@ -117,11 +118,15 @@ def gradient_options(
     ``strategy``, ``codec``: None takes the job's, from ``--strategy`` and (where it fits)
     ``--codec``. ``instead``: what to use for a strategy that exchanges weights, where there are
     only gradients. ``epochs``: whether the end of an epoch is reported here. ``ops``: the supported
-    ones. ``tensor``: the type of members of ``groups``, for messages. ``stacklevel``: from here to
-    the program, for warnings.
+    ones. ``tensor``: the type of members of ``groups``, for messages. ``by_shares``: whether the
+    framework sums gradients by share if the job has a fixed global batch. ``stacklevel``: from here
+    to the program, for warnings.
 
-    Raises ValueError for arguments that are invalid, alone or together.
+    Raises ValueError for arguments that are invalid, alone or together, and SettingsError in a job
+    with a fixed global batch without ``by_shares``.
     """
+    if not by_shares:
+        _refuse_shares()
     op = ReduceOp.given(op)
     check_process_set(process_set)
     if not hasattr(compression, "compress"):
@@ -186,6 +191,16 @@ def _of_job() -> str:
 
 def _settings() -> Settings:
     return context.settings() if context.takes_part() else Settings.from_env()
+
+
+def _refuse_shares() -> None:
+    """Raise SettingsError in a job with a fixed global batch."""
+    if context.shares() if context.takes_part() else Settings.from_env().fixed_global_batch:
+        raise SettingsError(
+            "--fixed-global-batch needs an optimizer that computes its gradients by share:"
+            " farandole.torch.DistributedOptimizer. With this framework the gradients would depend"
+            " on the number of ranks. Remove the flag"
+        )
 
 
 def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) -> None:

@@ -11,8 +11,11 @@ from torch.utils.data import DataLoader
 
 from farandole.core.api.elastic import run
 from farandole.data import ElasticSampler
+from farandole.job import context
 from farandole.torch.elastic_state import TorchState
 from farandole.torch.helpers import check_loader, is_shuffled, with_sampler
+from farandole.torch.shares.samples import seeded_by_sample
+from farandole.torch.shares.state import ShareState
 
 Step = Callable[[TorchState, Any], Any]
 
@@ -31,7 +34,10 @@ def auto(
     epochs, and continues when ranks are lost or added.
 
     Each sample is seen once per epoch, by any rank, whatever the ranks are; the last batches of an
-    epoch may repeat samples so that all ranks have equally many. Model, optimizer, position in the
+    epoch may repeat samples so that all ranks have equally many. With ``--fixed-global-batch`` the
+    step is called for each share of a batch, and ``state.batch`` counts batches of all shares;
+    random numbers, in the step and in the loader's workers, are the same for any number of ranks.
+    Model, optimizer, position in the
     data and ``values`` are committed after every ``commit_every`` steps. After a loss all of them
     return to the last commit.
 
@@ -59,6 +65,8 @@ def auto(
     loader, sampler = _elastic(loader)
     size = loader.batch_size
     assert size is not None
+    steps = optimizer._farandole
+    by_shares = isinstance(steps, ShareState)
     state = TorchState(
         model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, **values
     )
@@ -68,8 +76,14 @@ def auto(
         def train(state: Any) -> None:
             while state.epoch < epochs:
                 for batch in loader:
+                    if by_shares:
+                        steps.begin_share()
                     step(state, batch)
+                    if by_shares:
+                        steps.check_share_done()
                     sampler.record_batch(state.batch, size)
+                    if not context.is_between_steps():
+                        continue
                     state.batch += 1
                     if state.batch % commit_every == 0:
                         state.commit()
@@ -104,7 +118,15 @@ def _check(optimizer: Any, epochs: int, commit_every: int) -> None:
 def _elastic(loader: Any) -> tuple[DataLoader[Any], ElasticSampler]:
     """Return the loader with an elastic sampler, and that sampler."""
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, ElasticSampler):
-        return loader, loader.sampler
-    check_loader(loader)
-    sampler = ElasticSampler(loader.dataset, shuffle=is_shuffled(loader))
+        sampler = loader.sampler
+        sampler.batch_size = loader.batch_size
+        if not (context.shares() and loader.num_workers):
+            return loader, sampler
+    else:
+        check_loader(loader)
+        sampler = ElasticSampler(
+            loader.dataset, shuffle=is_shuffled(loader), batch_size=loader.batch_size
+        )
+    if context.shares() and loader.num_workers:
+        return seeded_by_sample(loader, sampler), sampler
     return with_sampler(loader, sampler), sampler

@@ -21,6 +21,7 @@ from farandole.torch.replica_tensors import (
     optimizer_tensors,
     whole_digest_of,
 )
+from farandole.torch.shares.state import follow_models
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -151,11 +152,19 @@ class TorchState(ObjectState):
             context.rank,
             **{name: value for name, value in given.items() if name not in found},
         )
+        self._pair()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._handlers:
             self._handlers[name].set_value(value)
+            self._pair()
         super().__setattr__(name, value)
+
+    def _pair(self) -> None:
+        """Show the models to optimizers that compute gradients by share."""
+        values = [handler.value for handler in self._handlers.values()]
+        models = [value for value in values if isinstance(value, torch.nn.Module)]
+        follow_models(values, models)
 
     def save(self) -> None:
         for handler in self._handlers.values():

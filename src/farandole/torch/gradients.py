@@ -6,13 +6,12 @@ import functools
 import gc
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from farandole.base.types import Buffer, DType, ReduceOp
-from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions
 from farandole.torch import checks
 from farandole.torch.binding import DTYPES, as_real, is_dense, supported
@@ -321,6 +320,22 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
     return sparse(indices, parameter.detach().new_empty((0, *parameter.shape[1:])), parameter.shape)
 
 
+class Reducing(Protocol):
+    """The receiver of gradients. ``backward``: the number of the latest backward pass."""
+
+    backward: int
+
+    @property
+    def options(self) -> GradientOptions:
+        """The options of the optimizer."""
+
+    def ready(self, index: int, gradient: Any) -> None:
+        """Receive a gradient that is complete."""
+
+    def end_of_backward(self) -> None:
+        """Note that the backward pass has ended."""
+
+
 class Arrivals:
     """Reports to a reducer each gradient as it arrives, and the end of the backward pass.
 
@@ -328,7 +343,7 @@ class Arrivals:
     of backward, or in ``catch_up()``.
     """
 
-    def __init__(self, reducer: BucketReducer) -> None:
+    def __init__(self, reducer: Reducing) -> None:
         self._ready, self._op = reducer.ready, reducer.options.op
         self._late: list[tuple[int, Any]] = []
         self.catch_up = functools.partial(_catch_up, reducer.ready, self._late)
@@ -375,7 +390,7 @@ def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) ->
             ready(index, parameter.grad)
 
 
-def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Callable[[], None]:
+def end_of_backward(reducer: Reducing, catch_up: Callable[[], None]) -> Callable[[], None]:
     """Return a function for hooks to call. When the current backward pass ends, it calls
     ``catch_up`` and reports the end to ``reducer``.
     """

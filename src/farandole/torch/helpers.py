@@ -85,15 +85,17 @@ def is_shuffled(loader: DataLoader[T_co]) -> bool:
     return isinstance(batches.sampler, RandomSampler)
 
 
-def with_sampler(loader: DataLoader[T_co], sampler: Any) -> DataLoader[T_co]:
-    """Return a loader of the same dataset with the same options and another sampler."""
+def with_sampler(loader: DataLoader[T_co], sampler: Any, dataset: Any = None) -> DataLoader[T_co]:
+    """Return a loader with the same options and another sampler, of the same dataset or of
+    ``dataset``.
+    """
     batches = loader.batch_sampler  # the program's own, or built from the loader's options
     assert isinstance(batches, BatchSampler)
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     kept |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     if not loader.num_workers:
         kept = {name: value for name, value in kept.items() if name not in _WITH_WORKERS}
-    return DataLoader(loader.dataset, sampler=sampler, **kept)
+    return DataLoader(loader.dataset if dataset is None else dataset, sampler=sampler, **kept)
 
 
 _WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")

@@ -22,11 +22,13 @@ from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codec_context import CodecContext
 from farandole.strategies.codecs import state_label
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
+from farandole.strategies.shares.objections import check_options
 from farandole.torch import checks, codec_state, inner_optimizer, loss_scale, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.checks import OptimizerChecks
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import Arrivals, TorchGradient
+from farandole.torch.shares.state import ShareState
 from farandole.torch.weights import WeightState
 
 Closure = Callable[[], Any]
@@ -114,7 +116,10 @@ def DistributedOptimizer(
         strategy=strategy,
         codec=codec,
         tensor="torch.Tensor",
+        by_shares=True,
     )
+    if context.shares():
+        check_options(options)
     names = validation.names(optimizer, named_parameters)
     validation.check_members(groups)
     wrapped = _blank(_subclass(type(optimizer), options))
@@ -131,23 +136,32 @@ def DistributedOptimizer(
     wrapped.__dict__.update(optimizer.__dict__)
     # A scheduler's patch calls the step of the original optimizer.
     wrapped.__dict__.pop("step", None)
-    if options.op is ReduceOp.ADASUM:
-        wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
-    elif options.strategy is not None:
-        wrapped._farandole = WeightState(
-            wrapped, weakref.ref(optimizer), options, options.strategy, buffers
-        )
-    else:
-        wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
+    wrapped._farandole = _state_of(wrapped, optimizer, names, options, buffers)
     if context.size() > 1 and process_set.included() and process_set.size() > 1:
         checks.distributed.add(wrapped)
     return wrapped  # type: ignore[no-any-return]
 
 
+def _state_of(
+    wrapped: Any, optimizer: Any, names: dict[int, str], options: GradientOptions, buffers: Any
+) -> Any:
+    """Return the state of a distributed optimizer with ``options``."""
+    original = weakref.ref(optimizer)
+    if context.shares():
+        return ShareState(wrapped, original, options, buffers)
+    if options.op is ReduceOp.ADASUM:
+        return AdasumState(wrapped, original, options)
+    if options.strategy is not None:
+        return WeightState(wrapped, original, options, options.strategy, buffers)
+    return OptimizerState(wrapped, original, names, options)
+
+
 def _subclass(base: type, options: GradientOptions) -> type:
     """Return the distributed subclass of an optimizer's class, under the same name."""
-    if options.op is ReduceOp.ADASUM:
-        kind: type = _Combined
+    if context.shares():
+        kind: type = _ByShares
+    elif options.op is ReduceOp.ADASUM:
+        kind = _Combined
     else:
         kind = _Distributed if options.strategy is None else _WithWeights
     body = {
@@ -163,7 +177,7 @@ class _Distributed:
     this class as ``horovod.torch.optimizer._DistributedOptimizer`` for ``isinstance``.
     """
 
-    _farandole: Any  # an OptimizerState, AdasumState or WeightState
+    _farandole: Any  # an OptimizerState, AdasumState, WeightState or ShareState
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
     state: Any
@@ -269,6 +283,25 @@ class _Distributed:
         for name in ("_farandole", "step", *_SHOWN):
             plain.__dict__.pop(name, None)
         return _blank, (base,), plain.__getstate__()
+
+
+class _ByShares(_Distributed):
+    """The differences in a job with a fixed global batch: a rank computes several shares."""
+
+    def step(self, closure: Closure | None = None, **options: Any) -> Any:
+        """Step after the last of this rank's shares; after the others, do nothing."""
+        if closure is not None:
+            self._farandole.averaged(closure)
+        return super().step(**options) if self._farandole.take_step() else None
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, *args: Any, **options: Any) -> None:
+        self._farandole.check_droppable()
+        super().zero_grad(*args, **options)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        check_options(self._farandole.options._replace(passes=passes))
 
 
 class _Combined(_Distributed):
@@ -536,7 +569,7 @@ def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
     again.
     """
     state = getattr(optimizer, "_farandole", None)
-    if isinstance(state, OptimizerState):
+    if isinstance(state, OptimizerState | ShareState):
         state.start_over()
     for group in optimizer.param_groups:
         for parameter in group["params"]:

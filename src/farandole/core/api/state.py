@@ -68,7 +68,8 @@ class State:
         self._messages.put((timestamp, int(update_res)))
 
     def commit(self) -> None:
-        """Save the values in memory, and check whether hosts were added or removed.
+        """Save the values in memory, and check whether hosts were added or removed. Within a step,
+        after some of this rank's shares of a fixed global batch, it has no effect.
 
         In an elastic job, all ranks have saved this commit when ``commit`` returns on one of them:
         it is not lost while any of them lives.
@@ -76,6 +77,8 @@ class State:
         Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
         lost meanwhile.
         """
+        if not context.is_between_steps():
+            return
         checks = self._commit_checks()
         for check in checks:
             check.before_save()
@@ -160,6 +163,8 @@ class State:
         itself, also after a loss. Otherwise collective; raises HorovodInternalError if a rank is
         lost meanwhile.
         """
+        if not context.is_between_steps():
+            return
         if context.commits_alone():
             if context.has_to_leave() or not self._messages.empty():
                 raise HostsUpdatedInterrupt(skip_sync=False)

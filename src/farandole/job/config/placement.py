@@ -36,6 +36,9 @@ class Connection(Variables):
     member: int = setting(
         -1, "number of this process in an elastic job; -1: the job has a fixed size", least=-1
     )
+    shares: int = setting(
+        0, "number of shares of the job's fixed global batch; 0: the batch grows with the ranks"
+    )
 
     def number(self, rank: int) -> int:
         """Return the number by which the driver knows this process, whose rank is ``rank``."""

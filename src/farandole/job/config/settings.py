@@ -223,6 +223,13 @@ class Settings(Variables):
         group=ELASTIC,
         plausible=(1.1, 100.0),
     )
+    fixed_global_batch: bool = setting(
+        False,
+        "keep the global batch, and with it the weights at the end, when ranks are lost or added:"
+        " --max-np (or -np) shares of the program's batch size",
+        flag="--fixed-global-batch",
+        group=ELASTIC,
+    )
     max_restarts: int = setting(
         0,
         "most times that all processes are started again after a failure, for programs that resume"

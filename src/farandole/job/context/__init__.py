@@ -60,8 +60,11 @@ from farandole.job.context.session import placement as placement
 from farandole.job.context.session import rank as rank
 from farandole.job.context.session import session_id as session_id
 from farandole.job.context.session import settings as settings
+from farandole.job.context.session import shares as shares
 from farandole.job.context.session import size as size
 from farandole.job.context.session import start_timeline as start_timeline
 from farandole.job.context.session import stop_timeline as stop_timeline
 from farandole.job.context.session import store as store
 from farandole.job.context.session import takes_part as takes_part
+from farandole.job.context.steps import is_between_steps as is_between_steps
+from farandole.job.context.steps import open_steps as open_steps

@@ -208,6 +208,15 @@ def is_homogeneous() -> bool:
     return placement().homogeneous
 
 
+def shares() -> int:
+    """Return the number of shares of the job's fixed global batch; 0 if it has none
+    (``--fixed-global-batch``).
+    """
+    if not takes_part():
+        return Connection.from_env().shares
+    return connection().shares or (size() if settings().fixed_global_batch else 0)
+
+
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Start writing a timeline to ``file_path`` (on rank 0). HOROVOD_TIMELINE must be set to
     DYNAMIC or a file.

@@ -56,7 +56,8 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
     options = ElasticOptions(
         np=start,
         min_np=settings.min_np or start,
-        max_np=settings.max_np or None,
+        # a rank without a share of the global batch would have nothing to do
+        max_np=settings.max_np or (start if settings.fixed_global_batch else None),
         timeout=settings.elastic_timeout,
         reset_limit=settings.reset_limit or None,
         cooldown=parse_cooldown(settings.cooldown_range),

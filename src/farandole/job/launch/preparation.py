@@ -143,7 +143,7 @@ def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dic
     """
     placement, connection = (
         Placement(size=job.np),
-        Connection(store=store.address, secret=secret, launcher=launcher),
+        Connection(store=store.address, secret=secret, launcher=launcher, shares=_shares(job)),
     )
     adjustable = variables(Settings)
     known = variables(Placement, Connection) | adjustable  # the adjustable ones are in the settings
@@ -159,6 +159,13 @@ def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dic
     if job.elastic is not None:
         own_variables["HOROVOD_ELASTIC"] = "1"  # as in Horovod
     return {**mine, **own_variables, "PYTHONUNBUFFERED": "1"}
+
+
+def _shares(job: Job) -> int:
+    """Return the number of shares of the job's global batch; 0 if it is not fixed."""
+    if not job.settings.fixed_global_batch:
+        return 0
+    return job.np if job.elastic is None else job.elastic.options.max_np or job.np
 
 
 @contextlib.contextmanager
