@@ -58,7 +58,8 @@ class ShareState:
         self._buffers = _Buffers(buffers)
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._shares: Shares | None = None
-        self._session = ""
+        self._engine: weakref.ref[Any] | None = None  # of the present membership
+        self._agreed = False  # its ranks have compared their facts
         self._facts: guarantee.Facts | None = None
         self._reason: str | None = None
         self._left = False  # for another optimizer
@@ -75,9 +76,11 @@ class ShareState:
     @property
     def shares(self) -> Shares:
         """This rank's shares of the step."""
-        if self._shares is None or self._session != context.session_id():
+        engine = context.engine()
+        if self._shares is None or self._engine is None or self._engine() is not engine:
             self._shares = block(context.rank(), context.size(), context.shares())
-            self._session = context.session_id()
+            self._agreed = self._agreed and self._engine is not None and self._engine() is engine
+            self._engine = weakref.ref(engine)
             self._forget_step()
         return self._shares
 
@@ -191,15 +194,13 @@ class ShareState:
         """Find once for each membership, and log if it is new, how exact the weights are.
         Collective.
         """
-        if self._agreed == self._session:
+        if self._agreed:
             return
         context.skip_exchange_check()  # gradients travel as bytes
         facts, reason = guarantee.agreed(guarantee.facts_of(parameters), self._facts)
         if reason != self._reason:
             guarantee.report(self.shares.total, reason)
-        self._facts, self._reason, self._agreed = facts, reason, self._session
-
-    _agreed = ""  # the session whose ranks have compared their facts
+        self._facts, self._reason, self._agreed = facts, reason, True
 
     # Calls by the optimizer.
 
@@ -288,7 +289,7 @@ class ShareState:
         """
         global _latest
         before, _latest = _latest() if _latest else None, weakref.ref(self)
-        if before is not None and before is not self:
+        if before is not None and before is not self and before._engine == self._engine:
             before._left = True
             if self._left or before.is_open():
                 raise ValueError(
