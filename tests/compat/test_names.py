@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 MODULES = """
 horovod horovod.common horovod.common.basics horovod.common.elastic horovod.common.exceptions
 horovod.common.process_sets horovod.common.util horovod.data horovod.data.data_loader_base horovod.runner
-horovod.runner.launch horovod.spark horovod.spark.task
+horovod.runner.launch horovod.spark horovod.spark.conf horovod.spark.task
 """
 TORCH_MODULES = """
 horovod.torch horovod.torch.mpi_ops horovod.torch.functions horovod.torch.compression horovod.torch.optimizer
@@ -132,7 +132,7 @@ horovod.spark.lightning: datamodule legacy remote util
 horovod.spark.task: gloo_exec_fn mpirun_exec_fn task_info task_service
 horovod.spark.tensorflow: compute_worker
 horovod.spark.torch: datamodule remote util
-horovod.spark: conf gloo_run mpi_run runner
+horovod.spark: gloo_run mpi_run runner
 horovod.tensorflow.data: compute_service compute_worker
 horovod.torch: mpi_lib_v2
 sparkdl.xgboost: xgboost
