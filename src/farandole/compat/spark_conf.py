@@ -1,7 +1,7 @@
 """Horovod's constants for the Spark settings of elastic jobs, as pairs of name and value.
 
-The names are those of Spark 3.1 and later: ``spark.excludeOnFailure``, formerly
-``spark.blacklist``. The settings apply with ``SPARK_CONF_BLACKLIST_ENABLED`` only.
+The settings have their names since Spark 3.1: ``spark.excludeOnFailure``, formerly
+``spark.blacklist``. All apply with ``SPARK_CONF_BLACKLIST_ENABLED`` only.
 """
 
 from __future__ import annotations
