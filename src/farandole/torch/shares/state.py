@@ -247,6 +247,7 @@ class ShareState:
         self._arrivals.catch_up()
 
     def synchronize(self) -> None: ...
+    def before_sync(self) -> None: ...
 
     def start_over(self) -> None:
         """Drop the shares of the current step, because the program returns to an earlier state."""
