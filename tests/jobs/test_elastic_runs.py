@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,57 @@ def test_a_lost_process_of_a_run_is_replaced(home: RunsHome, source: Path) -> No
     assert of_run.sizes == (3, 2, 3)
     codes = {each.code for each in fairness([of_run])}
     assert Reason.SIZES in codes
+
+
+# Ends its runner at step 30 of its first attempt, once a commit is on disk.
+KILLING = """
+import json, os, signal, sys, time
+import numpy as np
+import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
+
+hvd.init()
+state = ObjectState(step=0, total=0.0)
+attempt = int(os.environ["FARANDOLE_RUN_ATTEMPT"])
+
+@elastic.run
+def train(state):
+    if hvd.rank() == 0:
+        print(f"attempt {attempt} begins at step {state.step}", flush=True)
+    while state.step < 60:
+        state.total += float(hvd.allreduce(np.ones(1), op=hvd.Average, name="x")[0])
+        state.step += 1
+        state.commit()
+        if attempt == 1 and state.step == 30 and hvd.rank() == 0:
+            folder = os.environ["FARANDOLE_RUN_DIR"]
+            while not any("commit-" in name for name in os.listdir(f"{folder}/commits")):
+                time.sleep(0.01)
+            with open(f"{folder}/claim-1.json") as file:
+                os.kill(json.load(file)["process"]["pid"], signal.SIGKILL)
+            time.sleep(60)
+
+train(state)
+if hvd.rank() == 0:
+    json.dump([state.step, state.total], open("outputs/end", "w"))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_at_a_commit_after_its_runner(home: RunsHome, source: Path) -> None:
+    (source / "train.py").write_text(KILLING)
+    resources = Resources(nodes=2, cores=0.1, min_nodes=2, max_nodes=2)
+    wanted = RunSpec(
+        "e", ("python", "train.py"), resources=resources, settings={"commit_dir_seconds": 0.01}
+    )
+    folder = submit(Submission(wanted, str(source)), home)
+    assert wait_for_end(folder)["state"] == "completed", folder.end()
+    assert json.loads(Path(folder.file("outputs", "end")).read_text()) == [60, 60.0]
+    text = Path(follow.log_path(folder, 0)).read_text() + Path(folder.log_of(1)).read_text()
+    begun = dict(re.findall(r"attempt (\d) begins at step (\d+)", text))
+    assert begun.keys() == {"1", "2"}
+    assert begun["1"] == "0"
+    assert 0 < int(begun["2"]) <= 30
 
 
 def _indexed(home: RunsHome) -> list[IndexedRun]:

@@ -16,7 +16,7 @@ from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import Resources
-from farandole.jobs import attempts
+from farandole.jobs import attempts, rank_journal
 from farandole.jobs.metrics import series
 from farandole.jobs.targets.contract import TargetSpec, Ticket
 from farandole.jobs.targets.ssh import SshTarget, hosts_for, occupied
@@ -37,8 +37,9 @@ options = json.loads(sys.argv[1])
 save_target(home, TargetSpec("lab", "ssh", options=options))
 more = {**options, "hosts": options["hosts"] + ",nowhere.invalid:1"}
 save_target(home, TargetSpec("more", "ssh", options=more))
-command = ("python", "train.py", *sys.argv[3:])
-spec = RunSpec("e", command, target="lab", resources=Resources(nodes=2))
+command = ("python", "train.py", *sys.argv[4:])
+resources = Resources(nodes=2, min_nodes=int(sys.argv[3]), max_nodes=2 * int(sys.argv[3]))
+spec = RunSpec("e", command, target="lab", resources=resources)
 print(submit(Submission(spec, sys.argv[2]), home).path)
 print(json.dumps([node_counts(home, name) for name in ("lab", "more")]))
 """
@@ -63,6 +64,32 @@ sys.exit(int(sys.argv[2]))
 """
 
 
+# The process on host a ends at step 3, and the other one continues, and writes the commits.
+ELASTIC = """
+import os, signal, socket, sys
+import numpy as np
+import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
+
+hvd.init()
+state = ObjectState(step=0)
+
+@elastic.run
+def train(state):
+    while state.step < 20:
+        if state.step == 3 and socket.gethostname() == "a":
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(np.ones(1), name="x")
+        state.step += 1
+        state.commit()
+
+train(state)
+print(hvd.rank(), hvd.size(), state.step, os.environ["NODE_RANK"], flush=True)
+sys.exit(int(sys.argv[2]))
+"""
+
+
 @pytest.fixture(scope="module")
 def two() -> Iterator[Hosts]:
     with hosts(2) as made:
@@ -72,16 +99,19 @@ def two() -> Iterator[Hosts]:
 class _Submitted:
     """A run that was submitted on the first host; its ranks wait for the file ``go``."""
 
-    def __init__(self, made: Hosts, folder: Path, code: int) -> None:
+    def __init__(
+        self, made: Hosts, folder: Path, code: int, program: str = PROGRAM, least: int = 0
+    ) -> None:
+        """``least``: the least number of nodes of an elastic run; 0: two nodes."""
         source = folder / "source"
         (source / "outputs").mkdir(parents=True)
-        (source / "train.py").write_text(PROGRAM)
+        (source / "train.py").write_text(program)
         (source / "data.txt").write_text("data of the snapshot")
         (source / "outputs" / "model").write_text("old")
         self.home = str(folder / "home")
         self.go = folder / "go"
         options = {"hosts": "a:1,b:1", "ssh_options": f"-F {made.config}"}
-        words = [json.dumps(options), str(source), str(self.go), str(code)]
+        words = [json.dumps(options), str(source), str(least), str(self.go), str(code)]
         variables = [
             f"FARANDOLE_HOME={self.home}",
             f"XDG_STATE_HOME={folder}/state",
@@ -154,6 +184,20 @@ def test_a_failing_run_on_hosts_without_a_shared_folder(two: Hosts, tmp_path: Pa
     }
     left = two[1].run("sh", "-c", f"ls -d {copy} 2>/dev/null || echo none")
     assert left == "none\n"
+
+
+@pytest.mark.slow
+def test_an_elastic_run_loses_a_host(two: Hosts, tmp_path: Path) -> None:
+    RunsHome(str(tmp_path / "home")).folder("runs")
+    two[1].run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "home"))
+    run = _Submitted(two, tmp_path, 3, ELASTIC, least=1)
+    end = run.wait()
+    assert (end["state"], end["exit_code"]) == ("failed", 3), end
+    assert run.copied()
+    memberships = rank_journal.read(run.folder).memberships
+    assert [each.members for each in memberships] == [((0, "a"), (1, "b")), ((1, "b"),)]
+    assert run.log(1).splitlines()[-1] == "0 1 20 1"
+    assert os.listdir(run.folder.file("commits"))  # written on host b
 
 
 def test_runs_share_out_the_hosts() -> None:

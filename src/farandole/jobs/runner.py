@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from farandole.job.report import pickling
 from farandole.job.runs.folder import (
     ATTEMPT_VARIABLE,
     CANCEL,
+    COMMITS,
     RUN_ID_VARIABLE,
     RUN_VARIABLE,
     RunFolder,
@@ -118,6 +120,8 @@ class _Runner:
                 for text in workplaces.left_behind(folder):
                     folder.record("warning", text=text)
                 workplaces.discard(folder)
+            if state is RunState.COMPLETED:
+                shutil.rmtree(folder.file(COMMITS), ignore_errors=True)
         except (OSError, RunError) as error:
             with contextlib.suppress(OSError):
                 folder.record("warning", text=f"the outputs could not be collected: {error}")
@@ -162,6 +166,9 @@ class _Runner:
                 **launch.settings,
             },
         )
+        if spec.resources.elastic and not settings.commit_dir:
+            # Further attempts continue from the last commit.
+            settings = settings.replace(commit_dir=folder.file(COMMITS))
         self._mirrors = mirrors.start(folder, self._attempt, settings.mirror)
         job = Job(
             np=spec.resources.ranks,

@@ -17,6 +17,7 @@ end.json             final state, cause, exit code; never changed
 user_logs/           std_log_process_<rank>.txt: the output of each rank
 logs/                output of the preparation and of the driver
 outputs/             output files of the program
+commits/             the last commits of an elastic run, from which the next attempt continues
 metrics/             rank-<n>.jsonl: the journal of each rank's metrics
 work/node-<n>/       working directories of the nodes, while the run is active
 requests/            one file per request to the run, such as cancel
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 RUN_ID_VARIABLE = "FARANDOLE_RUN_ID"
 ATTEMPT_VARIABLE = "FARANDOLE_RUN_ATTEMPT"  # number of the attempt, from 1
 CANCEL = "cancel"
+COMMITS = "commits"
 
 
 class RunFolder:

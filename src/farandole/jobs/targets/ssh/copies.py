@@ -22,7 +22,7 @@ from typing import IO
 from farandole.errors import RunError, SettingsError
 from farandole.job.config import Settings
 from farandole.job.launch.openssh import command, failures, reason
-from farandole.job.runs.folder import RunFolder, make_private
+from farandole.job.runs.folder import COMMITS, RunFolder, make_private
 from farandole.jobs.targets.ssh import journals
 from farandole.net.interfaces import is_here
 
@@ -48,8 +48,13 @@ touch "$run/copy"
 """
 # Compare ctime, because programs may copy an old mtime to a new file.
 RETURN = """
-cd "$1" && find outputs \\( -type d -o -cnewer copy \\) -print0 |
+cd "$1" && find outputs $([ -d commits ] && echo commits) \\( -type d -o -cnewer copy \\) -print0 |
 tar -c -f - --null --no-recursion -T -
+"""
+# The commits in a copy of an earlier attempt, whose runner was killed.
+COMMITTED = """
+cd "$1" 2>/dev/null && [ -e copy ] && [ -d commits ] && exec tar -c -f - commits
+tar -c -f - -T /dev/null
 """
 DELETE = '[ -e "$1/copy" ] && chmod -R u+rwX "$1/work" && rm -rf "$1"'
 
@@ -108,6 +113,8 @@ def _unshared(
     finally:
         os.unlink(folder.file(token))
     found = [copy for copy in copies if not copy.shared]
+    if folder.spec().resources.elastic:
+        _check(_all(found, HostCopy.fetch_commits))
     _check(_all(found, HostCopy.send))
     return found
 
@@ -160,9 +167,12 @@ class HostCopy:
         self._missing = [path for path in paths if path not in lines]
 
     def send(self) -> None:
-        """Send the working directories, the outputs so far, and the paths that the host lacks."""
+        """Send the working directories, the outputs and commits so far, and the paths that the host
+        lacks.
+        """
         names = [f"work/node-{node}" for node in self._nodes]
-        own = [self._folder.file(*name.split("/")) for name in (*names, "work/inputs", "outputs")]
+        names += ["work/inputs", "outputs", COMMITS]
+        own = [self._folder.file(*name.split("/")) for name in names]
         paths = [path for path in (*own, *self._missing) if os.path.lexists(path)]
         packed = subprocess.Popen(
             ["tar", "-c", "-f", "-", "-C", "/", "--", *(path.lstrip("/") for path in paths)],
@@ -179,7 +189,7 @@ class HostCopy:
         self._thread.start()
 
     def close(self) -> None:
-        """Fetch the rest of the journals and the outputs, then delete the copy.
+        """Fetch the rest of the journals, the outputs and the commits, then delete the copy.
 
         Raises RunError if the host is lost. Then its copy remains.
         """
@@ -189,12 +199,19 @@ class HostCopy:
                 self._session.stdin.close()
         self._thread.join()
         self._receive_journals()  # the session may have broken before the end
-        self._fetch_outputs()
+        self._fetch(RETURN)
         self._run(DELETE)
 
-    def _fetch_outputs(self) -> None:
+    def fetch_commits(self) -> None:
+        """Fetch the commits that an earlier attempt has left on the host. Raises RunError if the
+        host is lost.
+        """
+        self._fetch(COMMITTED)
+
+    def _fetch(self, script: str) -> None:
+        """Unpack the archive that a script prints on the host in the run's folder."""
         source = subprocess.Popen(
-            self._command(RETURN),
+            self._command(script),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
