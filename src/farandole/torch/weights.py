@@ -85,8 +85,12 @@ class WeightState:
     @property
     def is_averaged(self) -> bool:
         """True if the weights of all ranks have just been averaged, and not changed since."""
-        family = self._strategy.spec.partition(":")[0] in ("local_sgd", "bmuf", "diloco")
-        return family and self._step > 0 and self._strategy.due(self._step)
+        spec = self._strategy.spec
+        averages = spec.partition(":")[0] in ("local_sgd", "bmuf", "diloco")
+        # With a quorum, a late rank gets the average later.
+        return (
+            averages and "quorum" not in spec and self._step > 0 and self._strategy.due(self._step)
+        )
 
     def end_of_epoch(self) -> None:
         """Exchange weights now, if the strategy exchanges at the end of epochs."""

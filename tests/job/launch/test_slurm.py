@@ -187,7 +187,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_an_elastic_job_finds_nodes_and_is_put_back_into_the_queue(
+def test_nodes_are_found_and_a_job_returns_to_its_queue(
     slurm_cluster: kit.Cluster, tmp_path: Path
 ) -> None:
     program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"

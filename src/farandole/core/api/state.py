@@ -79,7 +79,7 @@ class State:
         """
         if not context.is_between_steps():
             return
-        checks = self._commit_checks()
+        checks = [] if context.commits_alone() else self._commit_checks()
         for check in checks:
             check.before_save()
         context.prepare_commit()

@@ -33,6 +33,7 @@ from farandole.job.context.membership import lost_commit as lost_commit
 from farandole.job.context.membership import notice as notice
 from farandole.job.context.membership import object_names as object_names
 from farandole.job.context.membership import prepare_commit as prepare_commit
+from farandole.job.context.membership import rescues as rescues
 from farandole.job.context.parameter_servers import follows_centre as follows_centre
 from farandole.job.context.parameter_servers import leave_servers as leave_servers
 from farandole.job.context.parameter_servers import peer_server as peer_server

@@ -1,24 +1,28 @@
-"""Signals to a rank that announce the end of its host."""
+"""Warnings that hosts are about to leave, as a rank sends and receives them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 
 from farandole.base.log import logger
 from farandole.errors import HorovodInternalError, RendezvousError
 from farandole.job.config import Connection, Placement, Settings
-from farandole.job.context import session
+from farandole.job.context import membership, session
 from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.notices.signals import SignalNotices
 from farandole.job.elastic.notices.sources import parse_sources
 from farandole.job.report import keys
 
+_FOREVER = 1e8  # seconds
 _installed: list[SignalNotices] = []
 
 
 def watch(placement: Placement, connection: Connection, settings: Settings) -> None:
-    """Report the signals of the setting ``preemption_notice`` to the driver from now on.
+    """Report the signals of the setting ``preemption_notice`` to the driver from now on, and follow
+    the driver's request to write the last commit.
 
     The driver itself ends processes by SIGTERM, after it has put ``keys.ending`` into the store.
     """
@@ -37,6 +41,15 @@ def watch(placement: Placement, connection: Connection, settings: Settings) -> N
             return False
         return True
 
+    def await_rescue() -> None:
+        with contextlib.suppress(HorovodInternalError, RendezvousError, OSError):
+            client.get(keys.RESCUE, _FOREVER)
+            if session.takes_part() and session.placement().rank == 0:
+                for rescue in membership.rescues:
+                    rescue()
+                client.set(keys.rescued(process), b"")
+
+    threading.Thread(target=await_rescue, name="farandole-rescue", daemon=True).start()
     notices = SignalNotices(parse_sources(settings.preemption_notice, os.environ), on_signal)
     if notices.install():
         _installed.append(notices)

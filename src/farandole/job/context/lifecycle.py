@@ -80,8 +80,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _check_process_sets(process_sets)
         if placement.size > 1:
             keep_freed_memory()
-        if connection.member >= 0 and "signal:" in settings.preemption_notice:
-            # Imported here because most jobs have no such source of notices.
+        if connection.member >= 0 and settings.preemption_notice:
+            # Imported here because most jobs have no source of notices.
             from farandole.job.context import departure
 
             departure.watch(placement, connection, settings)

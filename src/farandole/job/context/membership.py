@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from farandole.base import log
@@ -25,6 +25,8 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.job.elastic.membership import Membership
 
+# Called, on a thread of its own, when all hosts of an elastic job are about to leave.
+rescues: list[Callable[[], object]] = []
 NOTICE_SECONDS = 0.05  # between two queries for changes of hosts, so that short steps stay short
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
 _AGREEMENT, _CHANGES = "elastic.agreement", "elastic.changes"

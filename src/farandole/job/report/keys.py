@@ -117,6 +117,14 @@ def ready(process: int) -> str:
     return f"ready/{process}"
 
 
+RESCUE = "rescue"  # set by the driver when all hosts are about to leave: rank 0 writes its commit
+
+
+def rescued(process: int) -> str:
+    """Return the key set by the process of rank 0 when it has followed ``RESCUE``."""
+    return f"rescued/{process}"
+
+
 def leaving(process: int) -> str:
     """Return the key set by a process whose host is about to leave (``elastic.notices.Notice``)."""
     return f"leaving/{process}"

@@ -15,6 +15,7 @@ import pytest
 
 import farandole.numpy as hvd
 from farandole.core.api import elastic
+from farandole.core.api.commits.store import CommitFolder
 from farandole.core.api.state import ObjectState
 from farandole.job.elastic.discovery import FixedHosts
 from farandole.job.elastic.options import ElasticOptions
@@ -82,3 +83,56 @@ def test_a_job_moves_to_another_host(signalled: int, tmp_path: Path) -> None:
     assert results[0][3] == [2] * STEPS  # the ranks were two in every step
     assert "localhost" in said
     assert ("SIGTERM" if signalled >= 0 else str(tmp_path)) in said
+
+
+def stay(folder: str) -> int:
+    """Train on a host that is about to leave until the last commit is on disk. Return its number
+    there.
+    """
+    hvd.init()
+    commits, state = CommitFolder(f"{folder}/commits"), ObjectState(step=0)
+
+    @elastic.run
+    def steps(state: Any) -> int:
+        found = 0
+        while found < 5:
+            if state.step == 5:
+                Path(folder, "leave").touch()
+            state.step += 1
+            time.sleep(0.02)
+            state.commit()
+            newest = commits.newest(print)
+            found = 0 if newest is None else newest.number
+        return found
+
+    result: int = steps(state)
+    return result
+
+
+def test_the_last_commit_is_written_and_slurm_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    said = io.StringIO()
+    settings = {
+        "preemption_notice": f"file:{tmp_path}/leave",
+        "slurm_requeue": True,
+        "commit_dir": f"{tmp_path}/commits",
+        "commit_dir_seconds": 1e6,
+    }
+    job = Job(
+        np=1,
+        settings=settings_for({}, settings),
+        display=Display(say=said),
+        call=(stay, (str(tmp_path),), {}),
+        elastic=ElasticPlan(ElasticOptions(np=1, min_np=1), FixedHosts({"localhost": 1})),
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        (number,) = driver.run(job)
+    assert number >= 5
+    assert "4711" in said.getvalue()
+    assert (tmp_path / "asked").read_text().split() == ["requeue", "4711"]

@@ -111,3 +111,6 @@ def write_now() -> bool:
     """
     keeper = None if _keeper is None else _keeper()
     return keeper is not None and keeper.write_now()
+
+
+context.rescues.append(write_now)

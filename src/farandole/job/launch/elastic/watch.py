@@ -8,7 +8,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from farandole.base.log import logger
 from farandole.base.types import Slot
@@ -27,14 +26,12 @@ from farandole.job.elastic.decisions import (
     Stop,
 )
 from farandole.job.elastic.discovery.contract import FixedHosts
-from farandole.job.elastic.faults import HostFaults
 from farandole.job.elastic.membership import Membership
-from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.elastic.restarts import RestartingCoordinator
 from farandole.job.launch.contract import Worker
+from farandole.job.launch.elastic.departures import REPORTS, Departures
 from farandole.job.launch.elastic.places import Places, slot_of
-from farandole.job.launch.elastic.requeue import SlurmRequeue
 from farandole.job.launch.elastic.servers import ElasticServers
 from farandole.job.launch.explain.events import Event
 from farandole.job.launch.explain.exit_codes import describe
@@ -46,18 +43,6 @@ from farandole.job.launch.watch import TERM_GRACE, TICK, HostsChanged, Watch
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
 from farandole.net.store.ports import free_port
-
-
-class Arrivals(NamedTuple):
-    """News for the driver's loop, appended by other threads.
-
-    - ``waiting``: Processes that wait for a membership: the number of the process, the number of
-      its last membership, and its commits.
-    - ``notices``: Preemption notices with their hosts.
-    """
-
-    waiting: deque[tuple[int, int, int]]
-    notices: deque[tuple[str, Notice]]
 
 
 class ElasticWatch(Watch):
@@ -84,9 +69,10 @@ class ElasticWatch(Watch):
         self._by_process: dict[int, Worker] = {}
         self._listed = listed
         self._elastic_servers = ElasticServers(job.settings, store)
-        self._arrivals = Arrivals(deque(), deque())
-        self._faults = HostFaults()
-        self._requeue = SlurmRequeue(job.settings.slurm_requeue)
+        # Processes that wait for a membership, appended by the store's threads: the number of the
+        # process, the number of its last membership, and its commits.
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._departures = Departures(job.settings, store, self._pump.wake, self._note_change)
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
         self._failed: set[int] = set()  # processes that have reported a failure
@@ -112,7 +98,9 @@ class ElasticWatch(Watch):
         kind = RestartingCoordinator if self._job.settings.max_restarts else Coordinator
         self._coordinator = kind(plan.options, hosts, time.monotonic(), fixed=fixed)
         if self._job.settings.preemption_notice:
-            self._places.watch_notices(self._job.settings.preemption_notice, self._on_notice)
+            self._places.watch_notices(
+                self._job.settings.preemption_notice, self._departures.on_notice
+            )
         while not self._over:
             self._take_arrivals()
             for decision in self._coordinator.decide(time.monotonic()):
@@ -138,28 +126,22 @@ class ElasticWatch(Watch):
         if self._elastic_servers.see(key, value):
             self._pump.wake()
             return
-        if kind in ("damaged", "straggler"):
-            self._faults.hear(kind, process, value)
-            self._pump.wake()
+        if kind in REPORTS:
+            self._departures.hear(kind, process, value, self._host_of)
             return
-        if kind not in ("ready", "leaving"):
+        if kind != "ready":
             super()._on_set(key, value)
             return
         try:
-            if kind == "leaving":
-                host = self._by_process[int(process)].slot.host
-                self._on_notice(host, Notice.from_bytes(value))
-                return
             after, commits = json.loads(value)
-            self._arrivals.waiting.append((int(process), int(after), int(commits)))
-        except (ValueError, TypeError, LookupError) as error:
+            self._waiting.append((int(process), int(after), int(commits)))
+        except (ValueError, TypeError) as error:
             logger.warning("ignoring %r in the job's store: %s", key, error)
             return
         self._pump.wake()
 
-    def _on_notice(self, host: str, notice: Notice) -> None:
-        self._arrivals.notices.append((host, notice))
-        self._pump.wake()
+    def _host_of(self, process: int) -> str:
+        return self._by_process[process].slot.host
 
     def _rank(self, text: str) -> int:
         if not text.isdecimal():
@@ -173,28 +155,12 @@ class ElasticWatch(Watch):
     def _report_finished(self) -> None:
         """Publish nothing: in ``init()`` a rank waits for a membership, not for single ranks."""
 
-    def _take_notices(self) -> None:
-        while self._arrivals.notices:
-            host, notice = self._arrivals.notices.popleft()
-            change = self._coordinator.remain if notice.withdrawn else self._coordinator.depart
-            change(host)
-            self._note_change(notice.describe(host))
-            if self._coordinator.is_leaving:
-                self._requeue.ask(self._note_change)
-
-    def _take_faults(self) -> None:
-        for host, reason in self._faults.take(self._coordinator.membership):
-            is_out = self._coordinator.leave_out(host, time.monotonic())
-            end = "is left out from its next commit on" if is_out else "is kept as the only host"
-            self._note_change(f"{host} {end}: {reason}")
-
     def _take_arrivals(self) -> None:
-        self._take_notices()
-        self._take_faults()
+        self._departures.take(self._coordinator)
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
-        while self._arrivals.waiting:
-            process, after, commits = self._arrivals.waiting.popleft()
+        while self._waiting:
+            process, after, commits = self._waiting.popleft()
             self._coordinator.ready(process, after, commits, time.monotonic())
 
     def _see(self, event: Event) -> None:
