@@ -160,6 +160,35 @@ def test_a_server_without_any_replica_left_begins_again(spec: str, tmp_path: Pat
     assert "parameter server 0" in said
 
 
+def race(folder: str) -> int:
+    """Train on ranks of different speeds; return the steps of rank 1 at the end of this rank's."""
+    hvd.init()
+    options = gradient_options(strategy="ps_async")
+    exchange = StatefulExchange("test", options, options.strategy)  # type: ignore[arg-type]
+    state = ObjectState(step=0, weights=np.zeros(4))
+
+    @elastic.run
+    def steps(state: Any) -> None:
+        while state.step < STEPS:
+            exchange.begin([state.weights], lambda array: array, stepping=True)
+            exchange([state.weights], state.step + 1)
+            state.step += 1
+            if hvd.rank() == 1:
+                Path(folder, str(state.step)).touch()
+                time.sleep(0.05)
+            state.commit()
+
+    steps(state)
+    return len(list(Path(folder).iterdir()))
+
+
+def test_commits_of_asynchronous_ranks_do_not_wait(tmp_path: Path) -> None:
+    options = ElasticOptions(np=2, min_np=2, max_np=2)
+    results, _ = run_job(race, (str(tmp_path),), options, {"localhost": 2})
+    assert results[0] < STEPS - 5
+    assert results[1] == STEPS
+
+
 def test_a_server_that_cannot_start_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
