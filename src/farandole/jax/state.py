@@ -71,7 +71,8 @@ class JaxState(ObjectState):
             lambda leaf: replace(leaf, array=next(sent)) if isinstance(leaf, _Saved) else leaf,
             described,
         )
-        self._saved = _with_own_gradients(received, values)
+        own = {name: values[name] for name in self._merges}
+        self._saved = {**_with_own_gradients(received, values), **own}
         self.restore()
 
     def replicas(self) -> Mapping[str, Any]:

@@ -92,7 +92,7 @@ def _loop(
     """
     skip_sync = False
     is_reset = context.join()
-    keeper = state._keeper = _keeper()
+    keeper = state._keeper = _keeper(state)
     while True:
         try:
             if is_reset:
@@ -105,6 +105,8 @@ def _loop(
                     keeper.load(state)
                 state.sync()
                 context.count_sync()
+            if keeper is not None:
+                keeper.hand_over(state)
             with context.object_names().within():
                 result = func(state, *args, **kwargs)
             if keeper is not None:
@@ -120,17 +122,24 @@ def _loop(
                 # An asynchronous centre is never rolled back, and its ranks go on from it.
                 if not (context.is_elastic() and context.follows_centre()):
                     state.restore()
+            elif keeper is not None:
+                keeper.flush()
         _reset(reset)
         is_reset = True
 
 
-def _keeper() -> Any:
-    """Return the keeper of the state's commits; None if they are only in memory."""
-    if not context.takes_part() or not context.settings().commit_dir:
+def _keeper(state: Any) -> Any:
+    """Return the keeper of the state's commits; None if they are only in this rank's memory."""
+    if not context.takes_part():
+        return None
+    settings = context.settings()
+    is_copied = context.is_elastic() and settings.commit_copies and isinstance(state, ObjectState)
+    has_own_values = bool(is_copied and state.merges_of_own_values())
+    if not settings.commit_dir and not has_own_values:
         return None
     from farandole.core.api.commits.keeper import keeper_of  # imported here: few jobs need it
 
-    return keeper_of(context.settings())
+    return keeper_of(settings, has_own_values)
 
 
 def _is_lost(error: Exception) -> bool:

@@ -235,7 +235,14 @@ class ObjectState(State):
 
     An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank other than
     0, replaces the object with a copy.
+
+    ``lost_ranks``: the lost ranks whose own values no rank had taken over when the function of
+    ``elastic.run`` began, each with ``process``, ``rank``, ``commit`` and ``values`` (by name); see
+    ``register_per_rank``.
     """
+
+    _merges: Mapping[str, Callable[[Any, Any], Any] | None] = {}
+    lost_ranks: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -248,6 +255,38 @@ class ObjectState(State):
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._saved = self._values()
+
+    def register_per_rank(self, name: str, merge: Callable[[Any, Any], Any] | None = None) -> None:
+        """Let each rank have its own value of ``name``: ``sync`` does not replace it by rank 0's.
+
+        In an elastic job, each commit is copied to other ranks (``--commit-copies``), on other
+        hosts if there are any, while the next step runs. When ranks are lost, ``lost_ranks`` has
+        their values on all ranks when the program's function begins again. A new rank takes over
+        the values of one lost rank, as long as there are any; before, it has its initial value.
+
+        Arguments:
+            name: A plain value of this state, which must be picklable.
+            merge: ``merge(own, lost)`` returns the value of a rank that takes over the value of a
+                lost rank in addition to its own. Each lost value is taken over once. None: a value
+                is taken over only by a new rank.
+
+        Call it on all ranks before the function of ``elastic.run``. Raises ValueError if the state
+        has no such value.
+        """
+        if name not in self._saved:
+            raise ValueError(
+                f"register_per_rank({name!r}): the state has the values"
+                f" {', '.join(sorted(self._saved)) or 'none'}. Pass {name}=... to the state"
+            )
+        self._merges = {**self._merges, name: merge}
+
+    def merges_of_own_values(self) -> Mapping[str, Callable[[Any, Any], Any] | None]:
+        """Return the names that ``register_per_rank`` has taken, with their functions."""
+        return self._merges
+
+    def saved_own_values(self) -> dict[str, Any]:
+        """Return this rank's own values in the last ``save``."""
+        return {name: self._saved[name] for name in self._merges}
 
     def save(self) -> None:
         self._saved = self._values()
@@ -280,7 +319,8 @@ class ObjectState(State):
         values = self._values()
         received: dict[str, Any] = self._bcast_object(values) if values else {}
         # On rank 0 the program may hold its own references to these objects.
-        return values if self._rank() == 0 else received
+        own = {name: values[name] for name in self._merges}
+        return values if self._rank() == 0 else {**received, **own}
 
     def _adopt(self, received: dict[str, Any]) -> None:
         """Save the values that ``_receive`` has returned, and use them from now on."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from farandole.base.durations import readable
 from farandole.base.log import logger
+from farandole.core.api.commits.own_values import OwnValues
 from farandole.core.api.commits.store import CommitFolder
 from farandole.core.api.commits.writer import CommitWriter
 from farandole.core.api.objects import broadcast_object
@@ -22,19 +23,32 @@ _LOAD = "elastic.load"
 
 
 class Keeper:
-    """Keeps the commits of the state of one call of ``elastic.run``, according to ``settings``."""
+    """Keeps the commits of the state of one call of ``elastic.run``, according to ``settings``.
 
-    def __init__(self, settings: Settings) -> None:
+    ``has_own_values``: whether each rank has values of its own in the state.
+    """
+
+    def __init__(self, settings: Settings, has_own_values: bool = False) -> None:
         self._folder = CommitFolder(settings.commit_dir) if settings.commit_dir else None
         self._begun = False
+        self._own = OwnValues(settings.commit_copies) if has_own_values else None
         self._writer: CommitWriter | None = None
         if self._folder is not None:
             self._writer = CommitWriter(self._folder, settings.commit_dir_seconds)
 
     def keep(self, state: Any) -> None:
-        """Keep the values that ``state`` has just saved. Returns without waiting for disks."""
+        """Keep the values that ``state`` has just saved. Does not wait for the disk or the network,
+        except for the own values of the commit before.
+        """
         if self._writer is not None and context.rank() == 0:
             self._writer.offer(state, context.commit_number(), state.saved_values())
+        if self._own is not None:
+            self._own.keep(state, context.commit_number())
+
+    def hand_over(self, state: Any) -> None:
+        """Give the own values of lost ranks to the present ranks. Collective."""
+        if self._own is not None:
+            self._own.hand_over(state)
 
     def load(self, state: Any) -> None:
         """Load the newest commit in the folder on rank 0 if no rank has the state of the training.
@@ -64,8 +78,15 @@ class Keeper:
         if number or not context.is_elastic():
             context.adopt_commits(number)
 
+    def flush(self) -> None:
+        """Complete the copies of the last commit before a planned change of ranks. Collective."""
+        if self._own is not None:
+            self._own.flush()
+
     def finish(self) -> None:
         """Write the last commit, at the end of the program's function."""
+        if self._own is not None:
+            self._own.close()
         if self._writer is not None and context.rank() == 0:
             self._writer.write_now()
 
@@ -94,10 +115,12 @@ class Keeper:
 _keeper: weakref.ReferenceType[Keeper] | None = None
 
 
-def keeper_of(settings: Settings) -> Keeper:
-    """Return a new keeper for the state of ``elastic.run``; ``write_now`` uses it from now on."""
+def keeper_of(settings: Settings, has_own_values: bool) -> Keeper:
+    """Return a new ``Keeper`` for the state of ``elastic.run``; ``write_now`` uses it from now
+    on.
+    """
     global _keeper
-    made = Keeper(settings)
+    made = Keeper(settings, has_own_values)
     _keeper = weakref.ref(made)
     return made
 

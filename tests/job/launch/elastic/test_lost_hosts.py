@@ -1,0 +1,85 @@
+"""Hosts vanish in the middle of a training: no committed step is lost, and no rank's own values."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.job.launch.elastic.test_elastic_ssh import await_file
+from tests.job.launch.test_ssh import start
+from tests.kits.hosts import Hosts, hosts
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import json, os, socket, sys, time
+from pathlib import Path
+import numpy as np
+import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
+folder, process, host = Path(sys.argv[1]), os.environ["FARANDOLE_MEMBER"], socket.gethostname()
+hvd.init()
+state = ObjectState(step=0, total=0.0, seen=[])
+state.register_per_rank("seen", lambda own, lost: own + lost)
+begins = []
+@elastic.run
+def train(state):
+    begins.append([state.step, len(state.lost_ranks)])
+    while state.step < 40 or hvd.size() == 6:
+        state.total += float(hvd.allreduce(np.ones(50_000), op=hvd.Average, name="x")[0])
+        state.seen = [*state.seen, [state.step, process]]
+        state.step += 1
+        time.sleep(0.02)
+        state.commit()
+        (folder / f"committed.{host}.{process}").write_text(str(state.step))
+        if state.step == 20:
+            (folder / "20").touch()
+train(state)
+print(json.dumps([process, begins, state.step, state.total, state.seen]), flush=True)
+"""
+
+
+@pytest.fixture
+def four() -> Iterator[Hosts]:
+    with hosts(4) as made:
+        yield made
+
+
+def test_two_hosts_vanish_at_once(four: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path))
+    words = ("--min-np", "1", "-H", "b:2,c:2,d:2", "--commit-copies", "2")
+    job = start(four, "run", "-np", "6", *words, *train)
+
+    def vanish() -> None:
+        await_file(tmp_path / "20", job)
+        four[1].die()  # with rank 0
+        four[2].die()
+
+    vanishing = threading.Thread(target=vanish)
+    vanishing.start()
+    out, err = job.communicate(timeout=120)
+    vanishing.join()
+    assert job.returncode == 0, err
+    results = [json.loads(line.partition(":")[2]) for line in out.splitlines()]
+    assert {result[0] for result in results} == {"4", "5"}
+    committed = {
+        path.suffix[1:]: int(path.read_text()) for path in tmp_path.glob("committed.[bc].*")
+    }
+    assert set(committed) == {"0", "1", "2", "3"}
+    for _, begins, step, total, _ in results:
+        assert total == step
+        assert begins[1][0] >= max(committed.values())
+        assert begins[1][1] == 4
+    seen = [tuple(each) for result in results for each in result[4]]
+    assert len(seen) == len(set(seen))
+    for process, last in committed.items():
+        steps = sorted(step for step, owner in seen if owner == process)
+        assert steps == list(range(len(steps)))
+        assert len(steps) >= last - 1  # the copy of the last commit may not have been complete
