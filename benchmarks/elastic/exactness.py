@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 RANKS = 4
 _PROGRAM = '''
-import hashlib, os, random, signal, sys
+import hashlib, os, random, signal, sys, time
 import torch
 import farandole.torch as hvd
 
@@ -101,6 +101,8 @@ def train(state):
                 disturbing and kill(state, "step", step)
                 sampler.record_batch(0, BATCH)
                 state.commit()
+                if disturbing and hvd.size() == 1:
+                    time.sleep(0.2)  # leaves the processor to processes that are starting
             state.epoch += 1
             sampler.set_epoch(state.epoch)
         if hvd.rank() == 0:

@@ -13,7 +13,7 @@ from farandole.base import log
 from farandole.base.log import logger
 from farandole.base.package import PYTHON
 from farandole.base.types import Slot
-from farandole.errors import JobFailedError
+from farandole.errors import JobFailedError, SettingsError
 from farandole.job.config import Connection, Placement, Settings
 from farandole.job.config.doubts import doubts
 from farandole.job.config.fields import variables
@@ -162,9 +162,19 @@ def environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dic
 
 
 def _shares(job: Job) -> int:
-    """Return the number of shares of the job's global batch; 0 if it is not fixed."""
-    if not job.settings.fixed_global_batch:
+    """Return the number of shares of the job's global batch; 0 if it is not fixed.
+
+    Raises SettingsError for a strategy or a codec, with which the sums depend on the ranks.
+    """
+    settings = job.settings
+    if not settings.fixed_global_batch:
         return 0
+    for flag, value in (("--codec", settings.codec), ("--strategy", settings.strategy)):
+        if value not in ("", "allreduce"):
+            raise SettingsError(
+                f"{flag} {value} does not fit --fixed-global-batch, which sums the gradients of all"
+                " shares in one order. Remove one of the two"
+            )
     return job.np if job.elastic is None else job.elastic.options.max_np or job.np
 
 
