@@ -13,7 +13,9 @@ from farandole.core.api.elastic import run
 from farandole.core.api.ops import WORLD
 from farandole.core.api.state import ObjectState, check_fit
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
-from farandole.keras.optimizer import all_optimizers_of, innermost, optimizers_of
+from farandole.keras.exchange import KerasExchange
+from farandole.keras.optimizer import all_optimizers_of, gradients_of, innermost, optimizers_of
+from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class KerasState(ObjectState):
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         self._copies: list[tuple[Any, Array]] = []
+        self._strategies = StrategyStates(self._exchanges, self._reals)
         super().__init__(**kwargs)
         self._save_model()
 
@@ -61,14 +64,17 @@ class KerasState(ObjectState):
                 variable.assign(value)
         for variable, value in self._copies:
             variable.assign(value)
+        self._strategies.restore()
         super().restore()
 
     def sync(self) -> None:
+        self._strategies.merge()
         broadcast_model(self.model, 0)
         sent = {id(each) for each in optimizers_of(self.model)}
         others = [each for each in self._optimizers() if id(each) not in sent]
         build_alike(self.model, others, WORLD)
         broadcast_variables([variable for each in others for variable in each.variables], 0)
+        self._strategies.share()
         received = self._receive()
         self._save_model()
         self._adopt(received)
@@ -116,7 +122,20 @@ class KerasState(ObjectState):
         )
         return found if known else [*found, self.optimizer]
 
+    def _exchanges(self) -> list[tuple[KerasExchange, int]]:
+        pairs = [(each, gradients_of(innermost(each))) for each in self._optimizers()]
+        return [
+            (reducer.exchange, reducer.last_step(innermost(each)))
+            for each, reducer in pairs
+            if reducer is not None and reducer.exchange is not None
+        ]
+
+    def _reals(self) -> list[Any]:
+        found = [*self.model.trainable_weights, *self.model.non_trainable_weights]
+        return [each for each in found if keras.backend.is_float_dtype(each.dtype)]
+
     def _save_model(self) -> None:
+        self._strategies.save()
         states = [variable for optimizer in self._optimizers() for variable in optimizer.variables]
         self._copies = [
             (variable, np.array(numpy_of(variable))) for variable in [*self.model.weights, *states]

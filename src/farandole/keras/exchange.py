@@ -150,6 +150,23 @@ class KerasExchange:
         self._kept.load_state_dict(state)
         self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
+    def merge(self, variables: Sequence[Any], step: int) -> None:
+        """Give rank 0 of an elastic job's new membership the mean progress of the ranks that have
+        trained. ``variables``: the optimizer's, then statistics. ``step``: the last one of
+        this rank. Collective.
+        """
+        self._outside(variables, lambda arrays: self._kept.merge(arrays, step))
+
+    def share(self, state: Mapping[str, Any]) -> None:
+        """Load rank 0's ``state_dict``, on all ranks; the state begins again if the strategy does
+        not keep it equal on all of them.
+        """
+        self._kept.exchange.forget_kept()
+        if self._strategy.reference.same_slots:
+            self.load_state_dict(state)
+        else:
+            self.restart()
+
     def _outside(self, variables: Sequence[Any], change: Callable[[list[Array]], None]) -> None:
         # 0-dimensional arrays instead of numbers
         arrays = [np.array(self._array_of(variable)) for variable in variables]

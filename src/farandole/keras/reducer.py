@@ -172,7 +172,7 @@ class KerasReducer:
         compiled programs.
         """
         if self.exchange is not None and self.shared() and self.variables:
-            self.exchange.end_of_epoch(self._all(optimizer), self._last_step(optimizer))
+            self.exchange.end_of_epoch(self._all(optimizer), self.last_step(optimizer))
 
     def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
         """Give every rank the mean of all ranks' weights.
@@ -186,9 +186,9 @@ class KerasReducer:
             if replaced:
                 self.exchange.average_replaced(variables)
             else:
-                self.exchange.average(variables, self._last_step(optimizer))
+                self.exchange.average(variables, self.last_step(optimizer))
 
-    def _last_step(self, optimizer: Any) -> int:
+    def last_step(self, optimizer: Any) -> int:
         return int(keras.ops.convert_to_numpy(counter(optimizer))) // (
             optimizer.gradient_accumulation_steps or 1
         )

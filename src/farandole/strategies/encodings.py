@@ -51,6 +51,17 @@ class WholeEncoding:
         strategy.exchange(weights, slots, peers, step)
         return peers.statistics_travelled
 
+    def average(
+        self,
+        weights: Sequence[Array],
+        slots: Sequence[Sequence[Array]],
+        statistics: Sequence[Array],
+    ) -> None:
+        """See ``contracts.Encoding``."""
+        if weights or statistics:
+            self.session.mean([*weights, *statistics])
+        self.averaged(weights, slots)
+
     def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
         """See ``contracts.Encoding``."""
 

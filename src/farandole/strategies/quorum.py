@@ -75,6 +75,34 @@ class QuorumEncoding(WholeEncoding):
         self.session.transferred("AVERAGE_BY_QUORUM", begin, time.monotonic())
         return True
 
+    def average(
+        self,
+        weights: Sequence[Array],
+        slots: Sequence[Sequence[Array]],
+        statistics: Sequence[Array],
+    ) -> None:
+        """See ``contracts.Encoding``. The convener's values and the mean of the changes since the
+        last exchange: a late rank's weights are old, but not its changes.
+        """
+        if self._meeting is None or not slots:
+            super().average(weights, slots, statistics)
+            return
+        self.session.mean.barrier()  # no rank gives changes any more
+        held = self._meeting.settle()
+        base = [np.zeros_like(weight) for weight in weights]
+        for array, value in zip(base, held, strict=False):
+            np.copyto(array, value.reshape(array.shape))
+        holders = np.array([float(len(held) > 0)])
+        changes = deltas(weights, slots[0])
+        self.session.mean([*base, *changes, holders, *statistics])
+        if not holders[0]:  # the convener has joined: its values are those of the last average
+            base = [anchor.copy() for anchor in slots[0]]
+            self.session.mean(base)
+            holders[0] = 1.0
+        for weight, array, change in zip(weights, base, changes, strict=True):
+            np.add(array / array.dtype.type(holders[0]), change, out=weight)
+        self.averaged(weights, slots)
+
     def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
         """See ``contracts.Encoding``. The convener's values are outdated."""
         for anchor, weight in zip(slots[0] if slots else (), weights, strict=bool(slots)):

@@ -155,9 +155,7 @@ class WeightExchange:
             if statistics and not peers.statistics_travelled:
                 session.mean(statistics)
             return
-        if weights or statistics:
-            session.mean([*weights, *statistics])
-        self._encoding.averaged(weights, slots)
+        self._encoding.average(weights, slots, statistics)
 
     def merge(self, arrays: Sequence[Array], steps: int) -> None:
         """Replace arrays by their mean over all ranks, each weighted by its ``steps``, in place.
@@ -263,13 +261,26 @@ class StatefulExchange:
         return self._slots is not None
 
     def merge(self, arrays: Sequence[Array], step: int) -> None:
-        """Give all ranks of a new membership the mean of the weights of those that have trained,
-        weighted by their steps since the last exchange. Collective.
+        """Give rank 0 of a new membership the mean progress of the ranks that have trained,
+        weighted by their steps since the last exchange; other ranks receive its weights later.
+        Collective.
 
-        ``arrays``: all weights and statistics, changed in place. ``step``: this rank's last step.
+        ``arrays``: all weights of the optimizer, then statistics, changed in place. ``step``: this
+        rank's last step.
         """
         since = max(1, step - max(self._last, 0)) if context.commits() else 0
+        first = next(iter(self._slots or ()), ())
+        # A late rank may have an older anchor: only its changes count. Rank 0's anchor is the base.
+        anchored = [
+            (array, anchor)
+            for array, anchor in zip(arrays, first, strict=False)
+            if anchor is not None and anchor.shape == array.shape
+        ]
+        for array, anchor in anchored:
+            array -= anchor
         self.exchange.merge(arrays, since)
+        for array, anchor in anchored:
+            array += anchor
 
     @property
     def count(self) -> int:
@@ -422,11 +433,13 @@ class StatefulExchange:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the slots (``None`` for untrained weights), the strategy's spec, and the
-        indexes of the weights in the next exchange, including weights frozen before it.
+        """Return copies of the slots (``None`` for untrained weights), the strategy's spec, the
+        last step with an exchange, and the indexes of the weights in the next exchange, including
+        weights frozen before it.
         """
         return {
             "strategy": self.strategy.spec,
+            "last": self._last,
             "waiting": [] if self._exchanged else list(self._places or ()),
             "slots": [
                 [None if array is None else array.copy() for array in slot]
@@ -450,5 +463,6 @@ class StatefulExchange:
         ] or None
         self._places = None
         self._waiting = state.get("waiting", ())
+        self._last = state.get("last", -1)
         self._exchanged = False
         self._loaded = True

@@ -139,7 +139,7 @@ class WeightState:
         if self._loaded is not None:
             return self._loaded
         kept = self.state_dict()
-        return {name: kept[name] for name in ("strategy", "step")} | {
+        return {name: kept[name] for name in ("strategy", "step", "last")} | {
             "slots": kept["slots"] if self._strategy.reference.same_slots else []
         }
 

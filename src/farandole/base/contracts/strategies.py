@@ -127,6 +127,17 @@ class Encoding(Protocol):
         Returns whether the statistics were sent with the weights.
         """
 
+    def average(
+        self,
+        weights: Sequence[Array],
+        slots: Sequence[Sequence[Array]],
+        statistics: Sequence[Array],
+    ) -> None:
+        """Give all ranks the same weights and statistics, in place. Calls ``averaged``. Collective.
+
+        ``slots`` is empty if the strategy has not begun.
+        """
+
     def averaged(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]]) -> None:
         """Update the state after the weights were replaced by the mean over all ranks."""
 

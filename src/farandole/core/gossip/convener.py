@@ -89,6 +89,13 @@ class Convener:
         """Let no average wait for this rank until it attends again."""
         self.look_for(self._server.rank)
 
+    def settle(self) -> Sequence[Array]:
+        """Return the values with all changes that late ranks have given."""
+        with self._changed:
+            if self._given:
+                self._finish()
+            return self._values
+
     def await_all(self) -> None:
         """Wait for the first message of all ranks; those from which none arrives are left out."""
         with self._changed:
@@ -238,6 +245,10 @@ class ConvenerLink(Partner):
         """Let no average wait for this rank until it attends again."""
         if self.reachable():
             self.agrees({**self._message(0, 0), "away": True})
+
+    def settle(self) -> Sequence[Array]:
+        """Return no values: only the convener has the newest ones."""
+        return ()
 
     def _message(self, turn: int, steps: int) -> Message:
         rank = self._caller.rank

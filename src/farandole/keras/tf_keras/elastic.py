@@ -16,7 +16,9 @@ from farandole.core.api.state import ObjectState, check_fit
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.constants import make_functions
+from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
+from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.tf_keras.optimizer import all_optimizers_of, plain_class, state_of
 from farandole.keras.tf_keras.slots import (
     innermost,
@@ -51,6 +53,7 @@ class KerasState(ObjectState):
         self.model, self.optimizer = model, optimizer or model.optimizer
         if self.optimizer is not None:  # variables created in its first step would not be restored
             make_slots(self.optimizer, model.trainable_variables)
+        self._strategies = StrategyStates(self._exchanges, self._reals)
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._save_variables()
 
@@ -68,6 +71,7 @@ class KerasState(ObjectState):
                 variable.assign(value)
         for variable, value in copies:
             variable.assign(value)
+        self._strategies.restore()
         super().restore()
 
     def sync(self) -> None:
@@ -76,7 +80,9 @@ class KerasState(ObjectState):
         )
         if context.size() > 1 and share(self.model._flatten_layers(include_self=False), 0, WORLD):
             make_functions(self.model)
+        self._strategies.merge()
         broadcast_variables(self._variables(), 0)
+        self._strategies.share()
         received = self._receive()
         self._save_variables()
         self._adopt(received)
@@ -105,6 +111,7 @@ class KerasState(ObjectState):
         return super().bytes_of_replica(value.numpy())
 
     def _save_variables(self) -> None:
+        self._strategies.save()
         self._copies = [
             (variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]
         ]
@@ -125,6 +132,20 @@ class KerasState(ObjectState):
             innermost(each) is innermost(self.optimizer) for each in found
         )
         return found if known else [*found, self.optimizer]
+
+    def _exchanges(self) -> list[tuple[KerasExchange, int]]:
+        states = [(each, state_of(each)) for each in self._optimizers()]
+        return [
+            (state.exchange, state.last_step(each))
+            for each, state in states
+            if state is not None and state.exchange is not None
+        ]
+
+    def _reals(self) -> list[Any]:
+        trained = {each.ref() for each in self.model.trainable_weights}
+        found = variables_of(self.model)
+        found.sort(key=lambda each: each.ref() not in trained)  # stable
+        return [each for each in found if each.dtype.is_floating]
 
     def _variables(self) -> list[Any]:
         states = [

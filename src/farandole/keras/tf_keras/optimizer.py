@@ -341,15 +341,15 @@ class _OptimizerState:
 
     def end_of_epoch(self, optimizer: Any) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
-            self.exchange.end_of_epoch(list(self._stepped.values()), self._last_step(optimizer))
+            self.exchange.end_of_epoch(list(self._stepped.values()), self.last_step(optimizer))
 
     def average_weights(self, optimizer: Any, statistics: Sequence[Any] = ()) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
             self.exchange.average(
-                list(self._stepped.values()), self._last_step(optimizer), statistics
+                list(self._stepped.values()), self.last_step(optimizer), statistics
             )
 
-    def _last_step(self, optimizer: Any) -> int:
+    def last_step(self, optimizer: Any) -> int:
         return int(optimizer.iterations.numpy()) // self.passes
 
     def shared_places(self, variables: Sequence[Any]) -> list[int]:
