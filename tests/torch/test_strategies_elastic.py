@@ -34,7 +34,7 @@ BY_QUORUM = ("local_sgd:4,quorum=2,grace=0.01", "diloco:4,momentum=0.5,quorum=0.
 
 
 class Found(NamedTuple):
-    """What a rank has found: distances from the optimum, and facts at the begin of each
+    """The findings of a rank: distances from the optimum, and facts at the begin of each
     membership: its size, the step, whether all ranks have the same slots, and which strategies have
     momentum.
     """

@@ -95,7 +95,7 @@ class QuorumEncoding(WholeEncoding):
         holders = np.array([float(len(held) > 0)])
         changes = deltas(weights, slots[0])
         self.session.mean([*base, *changes, holders, *statistics])
-        if not holders[0]:  # the convener has joined: its values are those of the last average
+        if not holders[0]:  # the convener has joined: the last average
             base = [anchor.copy() for anchor in slots[0]]
             self.session.mean(base)
             holders[0] = 1.0
