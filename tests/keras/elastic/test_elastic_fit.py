@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 import farandole
-from tests.keras.elastic.training import BATCH, EPOCHS, ROWS, Done, check, faults_of
+from tests.keras.elastic.training import (
+    BATCH,
+    EPOCHS,
+    ROWS,
+    STEPS,
+    Done,
+    check,
+    check_ranks,
+    faults_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +72,63 @@ def trained(folder: Path) -> Done:
     )
 
 
+def trained_with_keras_2(folder: Path) -> Done:
+    import os
+
+    import numpy as np
+    import tf_keras as keras
+
+    import farandole.keras.tf_keras as hvd
+
+    hvd.init()
+    traced = []
+
+    def total(y_true: object, y_pred: object) -> object:
+        traced.append(1)
+        return y_pred
+
+    model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    model.compile(optimizer, total)
+    faults = faults_of(keras.callbacks.Callback, folder, hvd)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=20, mode="max")
+    after_first: list[int] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: after_first.append(len(traced))
+    )
+    begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    history = model.fit(
+        np.ones((STEPS, ROWS), "float32"),
+        np.zeros((STEPS, 1), "float32"),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        callbacks=[begin, hvd.callbacks.MetricAverageCallback(), stopping, faults, note],
+        verbose=0,
+    )
+    return Done(
+        int(os.environ["FARANDOLE_MEMBER"]),
+        hvd.size(),
+        model.get_weights()[0].reshape(-1).tolist(),
+        history.history,
+        history.epoch,
+        {"wait": stopping.wait, "best": float(stopping.best)},
+        faults.begun,
+        faults.sizes,
+        after_first[-1] - after_first[0],
+        faults.steps,
+    )
+
+
 def test_fit_goes_on(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
     check(farandole.run(trained, (tmp_path,), np=3, min_np=2, max_np=3))
+
+
+def test_fit_of_keras_2_goes_on(tmp_path: Path) -> None:
+    """With data that the program divides itself, or does not divide: every step counts once."""
+    pytest.importorskip("tf_keras", reason="Keras 2 is not installed")
+    results = farandole.run(trained_with_keras_2, (tmp_path,), np=3, min_np=2, max_np=3)
+    check_ranks(results)
+    falls = results[0].seen
+    assert max(falls) - min(falls) <= 2 + 1e-3  # uniform initial weights
+    assert sum(falls) / ROWS == pytest.approx(-STEPS * EPOCHS, abs=0.2)
