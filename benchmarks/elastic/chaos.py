@@ -22,69 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-FRAMEWORKS = ("numpy", "torch")
-_COMMON = """
-import os, sys, time
-folder, pause = sys.argv[1], float(sys.argv[2])
-log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def say(what, step):
-    place = f"{hvd.rank()} {hvd.size()} {os.environ['FARANDOLE_MEMBER']}"
-    os.write(log, f"{what} {time.monotonic()} {step} {place}\\n".encode())
-"""
-_LOOP = """
-@elastic.run
-def train(state):
-    say("begin", state.step)
-    while True:
-        stop = advance(state, float(os.path.exists(folder + "/stop")))
-        time.sleep(pause)
-        state.step += 1
-        state.commit()
-        say("commit", state.step)
-        if stop:
-            return
-train(state)
-say(f"end:{total(state)}", state.step)
-"""
-_PROGRAMS = {
-    "numpy": """
-import numpy as np
-import farandole.numpy as hvd
-from farandole.core.api import elastic
-from farandole.core.api.state import ObjectState
-hvd.init()
-pid = open(f"{folder}/pid.{os.environ['FARANDOLE_MEMBER']}", "w")
-pid.write(str(os.getpid())); pid.close()
-state = ObjectState(step=0, weights=np.zeros(1000))
-def advance(state, stop):
-    mean = hvd.allreduce(np.append(np.ones(1000), stop), op=hvd.Average, name="gradient")
-    state.weights = state.weights + mean[:-1]
-    return mean[-1] > 0
-def total(state):
-    return state.weights[0]
-""",
-    "torch": """
-import torch
-import farandole.torch as hvd
-from farandole.torch import elastic
-hvd.init()
-torch.set_num_threads(1)
-pid = open(f"{folder}/pid.{os.environ['FARANDOLE_MEMBER']}", "w")
-pid.write(str(os.getpid())); pid.close()
-model = torch.nn.Linear(100, 10, bias=False)
-torch.nn.init.zeros_(model.weight)
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters())
-state = elastic.TorchState(model=model, optimizer=optimizer, step=0)
-def advance(state, stop):
-    optimizer.zero_grad()
-    (-model(torch.ones(1, 100))).sum().backward()
-    optimizer.step()
-    return hvd.allreduce(torch.tensor([stop]), name="stop").item() > 0
-def total(state):
-    return model.weight[0, 0].item()
-""",
-}
+from benchmarks.elastic.programs import FRAMEWORKS, environment_of, program
 
 
 class Line(NamedTuple):
@@ -127,12 +65,13 @@ def trial(
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "train.py").write_text(_COMMON + _PROGRAMS[framework] + _LOOP)
+        (folder / "train.py").write_text(program(framework))
         command = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--min-np", "1"]
         train = [sys.executable, str(folder / "train.py"), str(folder), str(pause)]
         with open(folder / "output", "wb") as output:
             job = subprocess.Popen(
                 [*command, "--max-np", str(ranks), "--grace-seconds", "5", *train],
+                env={**os.environ, **environment_of(framework)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

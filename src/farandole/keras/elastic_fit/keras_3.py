@@ -64,12 +64,17 @@ def _wait(callback: Any) -> None:
     numpy_of(counter(innermost(callback.model.optimizer)))
 
 
+def _ignore_backup(model: Any) -> None:
+    model._initial_epoch = None
+
+
 _KIT = Kit(
     keras.callbacks.Callback,
     keras.callbacks.CallbackList,
     keras.callbacks.History,
     keras.callbacks.ProgbarLogger,
     _wait,
+    _ignore_backup,
 )
 
 

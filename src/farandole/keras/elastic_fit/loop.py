@@ -22,6 +22,8 @@ class Kit(NamedTuple):
     - ``callback``, ``callback_list``, ``history``, ``progress_bar``: Keras's classes.
     - ``wait``: ``wait(callback)`` returns when the model's last step is complete, and moves its
       values into the variables.
+    - ``ignore_backup``: ``ignore_backup(model)`` lets Keras's ``fit`` begin at its
+      ``initial_epoch``, whatever a backup contains.
     """
 
     callback: type
@@ -29,6 +31,7 @@ class Kit(NamedTuple):
     history: type
     progress_bar: type
     wait: Callable[[Any], None]
+    ignore_backup: Callable[[Any], None]
 
 
 class ElasticFit:
@@ -105,6 +108,7 @@ class ElasticFit:
                 changed = {"epochs": until, "initial_epoch": state.epoch, "callbacks": hooks}
                 self._original(**{**arguments, **part.arguments, **changed})
                 part = None
+                self._kit.ignore_backup(self.model)
             finalize()
         for callback in callbacks:
             callback.on_train_end(self._last_logs())
@@ -122,17 +126,18 @@ class ElasticFit:
         for callback in callbacks:
             if not any(callback is other for other in kept):
                 callback.on_train_begin()
-        if self._begun:
-            return
-        self._begun = True
-        if self.state.started:  # this rank is new, and its callbacks begin in the middle
-            self.state.restore()
+        begun, self._begun = self._begun, True
+        if begun or self.state.started:
+            self._kit.ignore_backup(self.model)
+            if not begun:  # this rank is new, and its callbacks begin in the middle
+                self.state.restore()
             return
         self.state.started = True
         resumed = getattr(self.model, "_initial_epoch", None)
-        if resumed:  # from a backup
+        if resumed:  # from a backup of Keras 3
             self.state.epoch = resumed
-            self.model._initial_epoch = None
+            self._kit.ignore_backup(self.model)
+        self.state.save()
 
     def _last_logs(self) -> dict[str, Any]:
         return {name: values[-1] for name, values in self.history.history.items() if values}

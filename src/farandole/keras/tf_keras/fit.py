@@ -52,12 +52,20 @@ _TOOLS = Tools(
     _Chosen2,
     lambda data, rank, size: data.shard(size, rank),
 )
+_COUNTERS = "_maybe_load_initial_counters_from_ckpt"  # Keras's ``fit`` asks it where to begin
+
+
+def _ignore_backup(model: Any) -> None:
+    object.__setattr__(model, _COUNTERS, lambda steps, initial_epoch: (initial_epoch, 0))
+
+
 _KIT = Kit(
     tf_keras.callbacks.Callback,
     tf_keras.callbacks.CallbackList,
     tf_keras.callbacks.History,
     tf_keras.callbacks.ProgbarLogger,
     lambda callback: None,  # a step is complete when it returns
+    _ignore_backup,
 )
 
 
@@ -93,7 +101,7 @@ def _continues(model: Any) -> bool:
 def _fit(original: Any, arguments: dict[str, Any]) -> Any:
     model = arguments["self"]
     _split_validation(arguments)
-    given = arguments.get("callbacks")
+    given: Any = arguments.get("callbacks")
     users = given.callbacks if hasattr(given, "callbacks") else tf.nest.flatten(given or [])
     source = source_of(arguments, False, 1 + Connection.from_env().member, _TOOLS)
     _build(model, source)
@@ -106,7 +114,10 @@ def _fit(original: Any, arguments: dict[str, Any]) -> Any:
         vars(model).pop("_eval_data_handler", None)  # of a fit that was interrupted
         fit.train(Place(context.rank(), context.size()))
 
-    return fit.run(attempt)
+    try:
+        return fit.run(attempt)
+    finally:
+        vars(model).pop(_COUNTERS, None)
 
 
 def _metrics_of(model: Any) -> list[Any]:
