@@ -210,6 +210,7 @@ def enter(
     hand_over_participants(global_process_set, engine)
     reporter.caught(engine.failures)
     global_process_set.ranks = list(range(placement.size))
+    membership.commit_together()
     session.begin(
         JobSession(
             placement=placement,

@@ -278,6 +278,11 @@ def commit_alone() -> None:
     _participation.alone = session.session_id()
 
 
+def commit_together() -> None:
+    """Let ranks commit together in the session that begins."""
+    _participation.alone = ""
+
+
 def commits_alone() -> bool:
     """Return whether a commit of this rank is not a collective."""
     return _participation.alone != "" and _participation.alone == session.session_id()
