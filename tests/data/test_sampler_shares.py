@@ -153,8 +153,12 @@ def test_each_sample_has_a_seed_of_its_own(place: Place) -> None:
     ],
 )
 def test_samplers_without_shares_are_refused(
-    place: Place, make: Callable[[], Any], says: tuple[str, ...]
+    place: Place,
+    make: Callable[[], Any],
+    says: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place(0, 2)
+    monkeypatch.setattr(context, "is_elastic", lambda: True)
     with pytest.raises(SettingsError, match=mentioning(*says)):
         list(make())

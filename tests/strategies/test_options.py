@@ -9,6 +9,7 @@ import pytest
 
 from farandole.base.types import DType, ReduceOp
 from farandole.core.api.compression import CastCompressor, NoneCompressor
+from farandole.errors import SettingsError
 from farandole.strategies.options import LINEAR, GradientOptions, gradient_options, predivided
 from tests.kits.messages import mentioning
 
@@ -109,3 +110,17 @@ def test_a_cast_is_done_on_flat_buffers() -> None:
     seen = [GradientOptions(compression=kind) for kind in (NoneCompressor, Half, Own)]
     assert [options.wire for options in seen] == [None, DType.BFLOAT16, None]
     assert [options.compressor for options in seen] == [NoneCompressor, NoneCompressor, Own]
+
+
+@pytest.mark.parametrize("by_shares", [False, True])
+def test_a_fixed_global_batch_needs_gradients_by_share(
+    by_shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARANDOLE_FIXED_GLOBAL_BATCH", "1")
+    if by_shares:
+        assert gradient_options(by_shares=True) == gradient_options(
+            op=ReduceOp.AVERAGE, by_shares=True
+        )
+    else:
+        with pytest.raises(SettingsError, match=mentioning("--fixed-global-batch")):
+            gradient_options()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.data.permutation import Permutation
+from farandole.data.shares import refuse_shares
 from farandole.errors import SettingsError, counted
 from farandole.job import context
 from farandole.strategies.shares.blocks import Shares, block
@@ -90,7 +91,7 @@ class DistributedSampler:
         """Yield this rank's indices, from the position of the last ``reset`` on."""
         rank, size = self._deal()
         if self._told is None and type(self) is not ElasticSampler:
-            _refuse_shares(type(self).__name__)
+            refuse_shares(type(self).__name__)
         count, base, left, epoch = self._count(), self._base, self.length - self._base, self.epoch
         order = Permutation(self.length, self.seed, epoch) if self.shuffle else None
         for begin in range(0, count, _BLOCK):
@@ -196,16 +197,6 @@ class DistributedSampler:
             self._base = self.position
             self._dealt = (*world, session)
         return world
-
-
-def _refuse_shares(name: str) -> None:
-    """Raise SettingsError in a job with a fixed global batch."""
-    if context.shares():
-        raise SettingsError(
-            f"{name} divides samples by the number of ranks, which may change in a job with"
-            " --fixed-global-batch. Use hvd.elastic.ElasticSampler(dataset, batch_size=...), or"
-            " give num_replicas and rank"
-        )
 
 
 class ElasticSampler(DistributedSampler):

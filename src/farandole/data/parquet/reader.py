@@ -22,6 +22,7 @@ from farandole.data.parquet.files import ParquetFiles
 from farandole.data.parquet.location import RowLocation
 from farandole.data.parquet.scan import RowGroup
 from farandole.data.parquet.source import ParquetSource
+from farandole.data.shares import refuse_shares
 from farandole.data.steps import EVEN, BatchRows, Steps
 from farandole.data.validate import as_bool, as_int
 from farandole.errors import DataError, SettingsError
@@ -417,6 +418,7 @@ def _world() -> tuple[int, int]:
     settings.
     """
     if context.is_initialized():
+        refuse_shares("a Parquet reader")
         return context.rank(), context.size()
     placement = Placement.from_env()
     return max(placement.rank, 0), max(placement.size, 1)
