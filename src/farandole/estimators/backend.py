@@ -61,12 +61,23 @@ class LocalBackend(Backend):
 class SparkBackend(Backend):
     """A backend of ``num_proc`` Spark tasks that start together; default: Spark's default
     parallelism. ``options``: as for ``farandole.spark.run``.
+
+    ``min_num_proc``, ``max_num_proc``: the bounds of an elastic training, in which lost tasks are
+    replaced; None for a fixed number. The options then belong to
+    ``farandole.spark.run_elastic``.
     """
 
     def __init__(
-        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+        self,
+        num_proc: int | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        min_num_proc: int | None = None,
+        max_num_proc: int | None = None,
+        **options: Any,
     ) -> None:
         self._num_proc = num_proc
+        self._bounds: dict[str, Any] = {"min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
         self._env = dict(env or {})
         self._options = options
 
@@ -78,9 +89,13 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         variables = {**self._env, **(env or {})}
-        return run_on_spark(
-            fn, args, kwargs, num_proc=self.num_processes(), env=variables, **self._options
-        )
+        options = {**self._options, "num_proc": self.num_processes(), "env": variables}
+        if any(self._bounds.values()):
+            # Imported here because most trainings have a fixed number of ranks.
+            from farandole.spark.elastic import run_elastic
+
+            return run_elastic(fn, args, kwargs, **self._bounds, **options)
+        return run_on_spark(fn, args, kwargs, **options)
 
     def num_processes(self) -> int:
         return self._num_proc or self.default_num_proc()

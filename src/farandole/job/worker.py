@@ -182,9 +182,13 @@ def _store_of_first(
 ) -> tuple[str, int]:
     """Return rank 0's address and a port, at which rank 0 creates torch.distributed's store for
     all ranks.
+
+    In an elastic job, ranks get these when they form a membership, except for programs without
+    memberships, which are restarted: there, process 0 is rank 0.
     """
     alone = len({slot.host for slot in slots}) == 1
-    if not slots or (alone and not job["elsewhere"]):
+    elsewhere = job["elsewhere"] and (bool(slots) or job["restarts"])
+    if not elsewhere and (alone or not slots):
         return "127.0.0.1", job["port"]  # a port of the driver's host
     if rank == 0:
         # imported here because a job on one host does not need it

@@ -477,13 +477,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         num_proc, verbose = self._value("num_proc"), self._value("verbose")
         least, most = self._value("min_num_proc"), self._value("max_num_proc")
         if spark or session.context() is not None:
-            if least or most:
-                raise SettingsError(
-                    f"min_num_proc={least}, max_num_proc={most}: ranks in Spark tasks have a fixed"
-                    " number. Use backend=LocalBackend(4, min_np=2, max_np=4), or fit_on_parquet"
-                    " without a session"
-                )
-            return SparkBackend(num_proc, verbose=verbose)
+            bounds = {"min_num_proc": least, "max_num_proc": most}
+            return SparkBackend(num_proc, verbose=verbose, **bounds)
         if least or most:
             start = num_proc or least or most
             return LocalBackend(start, min_np=least or start, max_np=most or start)

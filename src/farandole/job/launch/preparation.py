@@ -130,6 +130,7 @@ def describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
         "slots": places,
         "path": path,
         "elsewhere": elsewhere,
+        "restarts": job.settings.max_restarts > 0,
         "python": PYTHON,
         "port": free_port(),
     }
