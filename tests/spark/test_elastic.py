@@ -107,6 +107,28 @@ def test_a_killed_executor_is_replaced(spark: Any, tmp_path: Path) -> None:
     assert found[0]["start"] == 1
 
 
+def test_an_estimator_goes_on_without_a_rank(spark: Any, tmp_path: Path) -> None:
+    from farandole.data import Store
+    from tests.estimators import elastic_tools
+    from tests.estimators.test_elastic_training import callback
+    from tests.estimators.tools import frame
+    from tests.estimators.torch_tools import estimator, losses
+
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    model = estimator(
+        num_proc=2,
+        min_num_proc=1,
+        max_num_proc=2,
+        epochs=1000,
+        store=Store.create(str(tmp_path / "store")),
+        callbacks=[callback(seen)],
+    ).fit(frame(spark))
+    epochs = [each["epoch"] for each in model.getHistory()]
+    assert epochs == list(range(len(losses(model))))
+    assert elastic_tools.sizes(seen) >= {"2.1", "2.2", f"{epochs[-1]}.2"}
+
+
 def test_a_decommissioned_executor_is_left(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
