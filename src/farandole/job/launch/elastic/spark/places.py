@@ -345,8 +345,7 @@ def spark_places(
         )
     cluster = launcher.cluster()
     cluster.check_size(options.np)
-    slots = cluster.slots()
-    most = options.max_np or max(options.np, slots)
+    most = options.max_np or max(options.np, cluster.slots())
     title = launcher.title or request.title
     seconds = options.start_timeout or launcher.start_timeout
     plan = SlotPlan(
@@ -359,7 +358,7 @@ def spark_places(
         ),
         python=launcher.python,
         title=title,
-        where=f"up to {counted(most, 'Spark task')} for {title}; {cluster.describe(slots)}",
+        where=f"up to {counted(most, 'Spark task')} for {title} on {cluster.master}",
     )
     jobs = functools.partial(slot_jobs, cluster)
     return SparkPlaces(jobs, cluster.addresses(), plan, request.settings)
