@@ -327,6 +327,11 @@ class TestSlots:
         found = SparkCluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
         with pytest.raises(SettingsError, match=r"spark\.dynamicAllocation\.enabled=false"):
             found.await_slots(2, 60.0)
+        found.check_size(1000)  # an elastic job requests executors
+
+    def test_an_elastic_job_that_never_fits(self) -> None:
+        with pytest.raises(SettingsError, match=mentioning("np=3", "2")):
+            SparkCluster(Context("local[2]", [2], 0)).check_size(3)
 
     def test_where_the_driver_listens(self) -> None:
         assert SparkCluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")

@@ -35,7 +35,7 @@ from farandole.job.launch.launchers.spark import FAILED, LATE, SparkLauncher
 from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer, Value
 
-LOOK = 0.25  # seconds between two looks at the tasks
+LOOK = 0.5  # seconds between two looks at the tasks
 LONGEST = 60.0  # seconds until a slot whose job fails at once is submitted again
 MOST_TASKS = 1 << 62  # task ids count all tasks of the application
 EXCLUDED = "excludeOnFailure"  # in Spark's error if no executor may run a task
