@@ -457,6 +457,6 @@ class Coordinator:
             GiveUp(
                 "no rank is left that has the state of the training"
                 + (f" (commit {self._held.least})" if self._held.least > 1 else ""),
-                "Start the job again from a checkpoint",
+                "Start the job again from a checkpoint, and give --commit-dir for later jobs",
             ),
         ]
