@@ -1,4 +1,4 @@
-"""Packed values: only changed chunks are sent, and any sequence of versions arrives."""
+"""PackedValues values: only changed chunks are sent, and any sequence of versions arrives."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.core.api.commits.chunks import CHUNK, Packed, Parts, applied, values_of
+from farandole.core.api.commits.chunks import CHUNK, PackedValues, Parts, applied, values_of
 
 SIZES = st.lists(st.integers(0, CHUNK // 2), max_size=3)
 
 
 def test_unchanged_chunks_are_not_sent() -> None:
     array = np.zeros(CHUNK, np.float32)  # four chunks
-    known = Packed({"a": array, "n": 1}).digests
+    known = PackedValues({"a": array, "n": 1}).digests
     array[CHUNK // 2] = 1.0
-    delta, chunks = Packed({"a": array, "n": 1}).since(known)
+    delta, chunks = PackedValues({"a": array, "n": 1}).since(known)
     assert [len(chunk) for chunk in chunks] == [CHUNK]
     assert list(delta.changed) == [(1, 2)]
-    assert sum(map(len, Packed({"a": array, "n": 1}).since([])[1])) > 4 * CHUNK
+    assert sum(map(len, PackedValues({"a": array, "n": 1}).since([])[1])) > 4 * CHUNK
 
 
 @settings(max_examples=30, deadline=None)
@@ -30,7 +30,7 @@ def test_versions_arrive_as_they_were(versions: list[tuple[list[int], int]]) -> 
     known: list[list[bytes]] = []
     for sizes, number in versions:
         values: Any = [number, [np.full(size, number, np.float64) for size in sizes]]
-        packed = Packed(values)
+        packed = PackedValues(values)
         delta, chunks = packed.since(known)
         before = [list(part) for part in parts]
         made = applied(parts, delta, memoryview(b"".join(chunks)))

@@ -16,13 +16,13 @@ from tests.run_job import job
 
 def test_keepers_have_the_newest_commits() -> None:
     def body(rank: int) -> Any:
-        from farandole.core.api.commits.copies import Receiver, Sender, Shelf
+        from farandole.core.api.commits.copies import CopyReceiver, CopySender, Shelf
 
         messages, shelf = context.messages_among(range(3)), Shelf()
         assert messages is not None
         for ward in ((rank - 1) % 3, (rank - 2) % 3):
-            Receiver(messages, ward, 10 + ward, shelf)
-        sender = Sender(messages, rank, [(rank + 1) % 3, (rank + 2) % 3])
+            CopyReceiver(messages, ward, 10 + ward, shelf)
+        sender = CopySender(messages, rank, [(rank + 1) % 3, (rank + 2) % 3])
         weights = np.zeros(200_000)
         for number in range(1, 6):
             weights = weights.copy()

@@ -23,7 +23,7 @@ STEPS = 12
 
 
 class Found(NamedTuple):
-    """What a rank has at the end, and which lost ranks it has seen."""
+    """The values of a rank at the end, and the lost ranks that it has seen."""
 
     process: int
     seen: list[tuple[int, int]]

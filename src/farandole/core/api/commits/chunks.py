@@ -1,4 +1,4 @@
-"""Values as chunks of bytes, of which only the changed ones are sent. Pure."""
+"""Values as chunks of bytes: only changed chunks are sent. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Delta(NamedTuple):
     lengths: Sequence[int]
 
 
-class Packed:
+class PackedValues:
     """Values, packed. ``digests``: of each chunk of each part."""
 
     def __init__(self, values: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from farandole.base import threads
 from farandole.base.log import logger
-from farandole.core.api.commits.chunks import Delta, Packed, Parts, applied, values_of
+from farandole.core.api.commits.chunks import Delta, PackedValues, Parts, applied, values_of
 from farandole.errors import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Shelf:
                 del self._copies[process]
 
 
-class Receiver:
+class CopyReceiver:
     """Receives the copies that ``ward`` sends to this rank, until the channel ends."""
 
     def __init__(self, messages: Messages, ward: int, process: int, shelf: Shelf) -> None:
@@ -113,7 +113,7 @@ class Receiver:
         self._await_first()
 
 
-class Sender:
+class CopySender:
     """Sends this rank's own values to its keepers, on a thread of its own.
 
     ``keepers``: their ranks. ``rank``: this rank.
@@ -171,7 +171,7 @@ class Sender:
                 self._changed.notify_all()
 
     def _send(self, number: int, absorbed: frozenset[int], values: Any) -> None:
-        packed = Packed(values)
+        packed = PackedValues(values)
         delta, chunks = packed.since(self._known)
         facts = {
             **delta._asdict(),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farandole.core.api.commits.chunks import LostRank
-from farandole.core.api.commits.copies import Receiver, Sender, Shelf
+from farandole.core.api.commits.copies import CopyReceiver, CopySender, Shelf
 from farandole.core.api.commits.placement import Holding, heirs_of, keepers_of, lost_among
 from farandole.core.api.objects import allgather_object
 from farandole.errors import HorovodInternalError
@@ -24,7 +24,7 @@ class OwnValues:
     def __init__(self, copies: int) -> None:
         self._copies = copies
         self._shelf = Shelf()
-        self._sender: Sender | None = None
+        self._sender: CopySender | None = None
         self._is_new = True
         self._absorbed: frozenset[int] = frozenset()  # lost processes, as in the last commit
         self._pending: frozenset[int] = frozenset()  # the same, since the last commit
@@ -105,8 +105,8 @@ class OwnValues:
         keepers = [keepers_of(each, hosts, self._copies) for each in range(len(hosts))]
         for ward, theirs in enumerate(keepers):
             if rank in theirs:
-                Receiver(messages, ward, processes[ward], self._shelf)
-        self._sender = Sender(messages, rank, keepers[rank])
+                CopyReceiver(messages, ward, processes[ward], self._shelf)
+        self._sender = CopySender(messages, rank, keepers[rank])
 
 
 def _merge(

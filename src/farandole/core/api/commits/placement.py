@@ -1,4 +1,5 @@
-"""Which ranks keep copies of a rank's own values, and which ranks take over from lost ones. Pure.
+"""The ranks that keep copies of a rank's own values, and the ranks that take over from lost ones.
+Pure.
 
 The keepers of a rank are on other hosts, each on another one, so that as many hosts as there are
 copies may be lost.
@@ -35,8 +36,8 @@ class Holding(NamedTuple):
     - ``host``: Its host.
     - ``is_new``: Whether it has no own values yet.
     - ``absorbed``: The lost processes whose values are in its own values.
-    - ``held``: For each process of which it has a copy: the number of the commit, and the lost
-      processes whose values are in the copy.
+    - ``held``: For each process with a copy here: the number of the commit, and the lost processes
+      whose values are in the copy.
     """
 
     process: int
