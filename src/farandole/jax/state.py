@@ -81,7 +81,7 @@ class JaxState(ObjectState):
         """
         wait()
         found: dict[str, Any] = {}
-        for name in self._saved:
+        for name in (each for each in self._saved if each not in self._merges):
             tree = getattr(self, name)
             nodes = jax.tree_util.tree_leaves(tree, is_leaf=_is_own)
             if any(isinstance(node, WeightState) for node in nodes):

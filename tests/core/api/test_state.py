@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from farandole.core.api.state import ObjectState
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.elastic.changes import HostUpdateResult
+from tests.kits.replicas import check_state
 from tests.run_job import job
 
 
@@ -76,3 +78,12 @@ def test_a_commit_returns_when_all_ranks_have_saved(tmp_path: Path) -> None:
         return saved.exists()
 
     assert job(2, check) == [True, True]
+
+
+def test_replicas_are_arrays_of_real_numbers_without_a_ranks_own() -> None:
+    state = ObjectState(
+        weights=np.ones(3), counts=np.ones(3, int), own=np.ones(2), step=0, empty=np.ones(0)
+    )
+    state.register_per_rank("own")
+    check_state(state, ["weights"])
+    assert list(state.replicas()) == ["weights"]

@@ -299,8 +299,10 @@ class ObjectState(State):
         self._adopt(self._receive())
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the arrays of real numbers among the values."""
-        found = {name: getattr(self, name) for name in self._saved}
+        """Return the arrays of real numbers among the values, without each rank's own
+        (``register_per_rank``).
+        """
+        found = {name: getattr(self, name) for name in self._saved if name not in self._merges}
         return {
             name: value
             for name, value in found.items()
