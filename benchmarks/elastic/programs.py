@@ -109,6 +109,7 @@ _FIT = """
 import numpy as np
 import keras
 import farandole.keras as hvd
+from farandole.core.api.state import State
 hvd.init()
 class Sum(keras.losses.Loss):
     def call(self, y_true, y_pred):
@@ -117,25 +118,17 @@ model = keras.Sequential([keras.Input([10]), keras.layers.Dense(1, use_bias=Fals
 model.layers[0].kernel.assign(np.zeros((10, 1)))
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), Sum())
 class Look(keras.callbacks.Callback):
-    def steps(self):
-        return int(self.model.optimizer.iterations)
     def on_epoch_begin(self, epoch, logs=None):
-        self.begins = True
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.begins or size[0] != hvd.size():
-            say("begin", self.steps())
-        elif self.done is not None:
-            say("commit", self.done)
-        self.begins, self.done, size[0] = False, None, hvd.size()
+        say("begin", int(self.model.optimizer.iterations))
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(pause)
-        self.done = self.steps()
         stop = float(os.path.exists(folder + "/stop"))
         self.model.stop_training = bool(hvd.allreduce(np.array([stop]), name="stop")[0] > 0)
-    def on_epoch_end(self, epoch, logs=None):
-        self.done = None
-    done, begins = None, True
-size = [0]
+committing = State.commit
+def commit(state):
+    committing(state)
+    say("commit", int(state.model.optimizer.iterations))
+State.commit = commit
 started()
 look = Look()
 x = np.ones((100, 10), "float32")
