@@ -91,13 +91,12 @@ def test_hosts_fail_join_and_vanish(four: Hosts, tmp_path: Path) -> None:
 
 
 TORCH = """
-import json, os, socket, sys, time
-from pathlib import Path
+import json, os, signal, socket, time
+import psutil
 import torch
 import torch.distributed as dist
 import farandole.torch as hvd
 from farandole.core.api.state import ObjectState
-folder = Path(sys.argv[1])
 hvd.init()
 state = ObjectState(step=0, seen=[])
 @hvd.elastic.run
@@ -112,8 +111,10 @@ def train(state):
             dist.all_gather_object(names, socket.gethostname())
             state.seen = [*state.seen, [int(total), master, "".join(names)]]
             state.step += 1
-            if state.step == 3 and hvd.rank() == 0:
-                (folder / "leave-c").touch()
+            if state.step == 3 and socket.gethostname() == "c":  # to the agent of this host
+                above = psutil.Process().parents()
+                reapers = [each for each in above if "reaper.main()" in " ".join(each.cmdline())]
+                os.kill(reapers[-1].ppid(), signal.SIGUSR1)
             state.commit()
             while state.step == 5 and "c" in names:
                 time.sleep(0.05)
@@ -130,12 +131,12 @@ def test_torch_groups_form_between_hosts(four: Hosts, tmp_path: Path) -> None:
     """The host ``c`` gets a preemption notice, and ``d`` takes its place."""
     (tmp_path / "train.py").write_text(TORCH)
     words = ("--min-np", "2", "--max-np", "2", "-H", "b:1,c:1,d:1")
-    notice = ("--preemption-notice", f"file:{tmp_path}/leave-{{host}}")
-    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path))
+    notice = ("--preemption-notice", f"file:{tmp_path}/none,signal:USR1")
+    train = (sys.executable, str(tmp_path / "train.py"))
     out, err = start(four, "run", "-np", "2", *words, *notice, *train).communicate(timeout=120)
     (line,) = [each for each in out.splitlines() if "[[" in each] or [err]
     seen = json.loads(line.partition(":")[2])
     assert [total for total, *_ in seen] == [2] * 8, err
     assert [hosts for *_, hosts in seen] == ["bc"] * 5 + ["bd"] * 3
     assert "127.0.0.1" not in {master for _, master, _ in seen}
-    assert "leave-c" in err
+    assert "SIGUSR1" in err
