@@ -22,12 +22,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from benchmarks.elastic.programs import FRAMEWORKS, environment_of, program
 
 
 class Line(NamedTuple):
-    """An event of a rank: ``begin``, ``commit`` or ``end:<total>``, with its time (seconds,
-    monotonic) and step.
+    """An event of a rank: ``begin``, ``commit``, ``push`` (an acknowledged one) or ``end:<total>``,
+    with its time (seconds, monotonic) and step.
     """
 
     what: str
@@ -55,18 +57,27 @@ class Outcome(NamedTuple):
 
 
 def trial(
-    kills: int, framework: str, ranks: int, interval: float, seed: int, pause: float = 0.02
+    kills: int,
+    framework: str,
+    ranks: int,
+    interval: float,
+    seed: int,
+    pause: float = 0.02,
+    strategy: str = "",
 ) -> Outcome:
     """Run a job of ``ranks`` ranks, kill a rank about every ``interval`` seconds, ``kills`` times,
     and return the outcome.
 
     ``framework``: a name in ``FRAMEWORKS``. ``seed``: for the random choice of ranks and times.
-    ``pause``: seconds of each step.
+    ``pause``: seconds of each step. ``strategy``: a strategy with parameter servers, whose
+    processes are killed, too; empty for none.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "train.py").write_text(program(framework))
+        name = "servers" if strategy else framework
+        (folder / "train.py").write_text(program(name))
         command = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--min-np", "1"]
+        command += ["--strategy", strategy] if strategy else []
         train = [sys.executable, str(folder / "train.py"), str(folder), str(pause)]
         with open(folder / "output", "wb") as output:
             job = subprocess.Popen(
@@ -77,12 +88,14 @@ def trial(
             )
         faults = list[str]()
         try:
-            killed = _disturb(folder, job, kills, interval, random.Random(seed))
+            killed, servers = _disturb(
+                folder, job, kills, interval, random.Random(seed), bool(strategy)
+            )
             (folder / "stop").touch()
             code = job.wait(120.0)
         except subprocess.TimeoutExpired:
             faults.append("the job did not end within 120 s")
-            killed, code = [], 1
+            killed, servers, code = [], 0, 1
         finally:
             job.kill()
             job.wait()
@@ -90,10 +103,12 @@ def trial(
         if code:
             faults.append(f"the job failed with exit code {code}: {text[-2000:]}")
         lines = parsed((folder / "log").read_text())
-        faults += [*faults_of(lines), *_left(folder)]
+        adds_up = strategy.startswith(("ps_async", "ssp"))
+        faults += lost_pushes(lines, len(killed) * ranks) if adds_up else faults_of(lines)
+        faults += _left(folder)
         commits = [line for line in lines if line.what == "commit"]
         return Outcome(
-            len(killed),
+            len(killed) + servers,
             max((line.step for line in commits), default=0),
             text.count("membership ") + 1,
             recoveries(lines, killed),
@@ -126,13 +141,22 @@ def _members(folder: Path) -> list[int]:
 
 
 def _disturb(
-    folder: Path, job: subprocess.Popen[bytes], kills: int, interval: float, chance: random.Random
-) -> list[float]:
-    """Kill a member about every ``interval`` seconds, never the last one. Return the times."""
+    folder: Path,
+    job: subprocess.Popen[bytes],
+    kills: int,
+    interval: float,
+    chance: random.Random,
+    servers: bool,
+) -> tuple[list[float], int]:
+    """Kill a member about every ``interval`` seconds, never the last one, or with ``servers`` a
+    process of the parameter server, never the last one. Return the times of
+    the members' ends, and the number of killed servers.
+    """
     times: list[float] = []
+    count = 0
     due = time.monotonic() + 2 * interval
     patience = time.monotonic() + 120.0
-    while len(times) < kills and job.poll() is None and time.monotonic() < patience:
+    while len(times) + count < kills and job.poll() is None and time.monotonic() < patience:
         time.sleep(0.01)
         if time.monotonic() < due:
             continue
@@ -140,12 +164,30 @@ def _disturb(
         members = [process for process in _members(folder) if process in pids]
         if len(members) < 2:
             continue
-        times.append(time.monotonic())
+        is_server = servers and chance.random() < 0.5
+        victims = _servers(job.pid) if is_server else [pids[process] for process in members]
+        if len(victims) < 2:
+            continue
+        if is_server:
+            count += 1
+        else:
+            times.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[chance.choice(members)], signal.SIGKILL)
+            os.kill(chance.choice(victims), signal.SIGKILL)
         due = patience = time.monotonic() + interval * (0.5 + chance.random())
         patience += 120.0
-    return times
+    return times, count
+
+
+def _servers(job: int) -> list[int]:
+    """Return the pids of the job's server processes that have had time to copy the state."""
+    found = []
+    for process in psutil.Process(job).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            is_server = "farandole.core.ps" in process.cmdline()
+            if is_server and time.time() - process.create_time() > 2.0:
+                found.append(process.pid)
+    return found
 
 
 def parsed(text: str) -> list[Line]:
@@ -173,6 +215,20 @@ def faults_of(lines: Sequence[Line]) -> Iterator[str]:
         total = float(line.what.partition(":")[2])
         if abs(total - line.step) > 1e-3 * line.step:
             yield f"rank {line.rank} ended with {total} after {line.step} steps"
+
+
+def lost_pushes(lines: Sequence[Line], unknown: int) -> Iterator[str]:
+    """Yield a sentence for each final state that lacks an acknowledged push, or that has more than
+    ``unknown`` pushes without an acknowledgement. Asynchronous strategies add up pushes.
+    """
+    pushes = sum(line.what == "push" for line in lines)
+    ends = [line for line in lines if line.what.startswith("end:")]
+    if not ends:
+        yield "no rank has ended in order"
+    for line in ends:
+        total = float(line.what.partition(":")[2])
+        if not pushes <= total <= pushes + unknown:
+            yield f"rank {line.rank} ended with {total} after {pushes} acknowledged pushes"
 
 
 def recoveries(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
@@ -215,8 +271,16 @@ def main() -> int:
     options.add_argument("-np", dest="ranks", type=int, default=3)
     options.add_argument("--interval", type=float, default=2.0, help="seconds between faults")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--strategy", default="", help="ps, ps_async or ssp:<bound>; numpy only")
     given = options.parse_args()
-    found = trial(given.faults, given.framework, given.ranks, given.interval, given.seed)
+    found = trial(
+        given.faults,
+        given.framework,
+        given.ranks,
+        given.interval,
+        given.seed,
+        strategy=given.strategy,
+    )
     out = sys.stdout.write
     out(f"{found.kills} kills, {found.steps} steps, {found.memberships} memberships\n")
     for name, seconds in (("kill to next step", found.seconds), ("join", found.joins)):

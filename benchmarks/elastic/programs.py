@@ -34,6 +34,33 @@ def train(state):
 train(state)
 say(f"end:{total(state)}", state.step)
 """
+# with parameter servers: each push adds 1, and is logged when it has been acknowledged
+_SERVERS = """
+import numpy as np
+import farandole.numpy as hvd
+from farandole.core.api import elastic
+from farandole.core.api.state import ObjectState
+from farandole.strategies.options import gradient_options
+from farandole.strategies.weights import StatefulExchange
+hvd.init()
+options = gradient_options()
+exchange = StatefulExchange("chaos", options, options.strategy)
+state = ObjectState(step=0, weights=np.zeros(1000))
+def advance(state, stop):
+    exchange.begin([state.weights], lambda array: array, stepping=True)
+    state.weights += 1
+    dropped = options.strategy.staleness.dropped
+    exchange([state.weights], state.step + 1)
+    if dropped == options.strategy.staleness.dropped:
+        say("push", state.step + 1)
+    if options.strategy.sync:
+        return hvd.allreduce(np.full(1, stop), op=hvd.Average, name="stop")[0] > 0
+    if stop:
+        exchange.average([state.weights])
+    return stop > 0
+def total(state):
+    return state.weights[0]
+"""
 _LOOPS = {
     "numpy": """
 import numpy as np
@@ -140,7 +167,11 @@ FRAMEWORKS = (*_LOOPS, *(f"keras-{backend}" for backend in _BACKENDS))
 
 
 def program(framework: str) -> str:
-    """Return the text of the program for a name in ``FRAMEWORKS``."""
+    """Return the text of the program for a name in ``FRAMEWORKS``, or for ``servers``: numpy with
+    parameter servers.
+    """
+    if framework == "servers":
+        return _COMMON + _SERVERS + _LOOP
     if framework in _LOOPS:
         return _COMMON + _LOOPS[framework] + _LOOP
     return _COMMON + _FIT

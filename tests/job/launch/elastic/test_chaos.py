@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.elastic.chaos import Line, faults_of, trial
+from benchmarks.elastic.chaos import Line, faults_of, lost_pushes, trial
 
 pytestmark = pytest.mark.slow
 
@@ -14,6 +14,14 @@ def test_no_committed_step_is_lost() -> None:
     assert found.faults == []
     assert found.kills == 5
     assert found.memberships > 5
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ssp:3"])
+def test_no_acknowledged_push_is_lost(strategy: str) -> None:
+    """Ranks and servers are killed."""
+    found = trial(kills=4, framework="numpy", ranks=3, interval=2.0, seed=2, strategy=strategy)
+    assert found.faults == []
+    assert found.kills == 4
 
 
 def test_faults_are_found() -> None:
@@ -26,3 +34,7 @@ def test_faults_are_found() -> None:
     assert len(list(faults_of(lines))) == 2
     assert list(faults_of(lines[:2])) != []
     assert list(faults_of([lines[0], lines[3]._replace(what="end:2.0")])) == []
+    pushes = [lines[0]._replace(what="push")] * 3
+    assert list(lost_pushes([*pushes, lines[3]], 0)) == []
+    assert list(lost_pushes([*pushes, lines[3]._replace(what="end:2.0")], 1)) != []
+    assert list(lost_pushes([*pushes, lines[3]._replace(what="end:5.0")], 1)) != []
