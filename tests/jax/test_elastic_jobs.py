@@ -89,7 +89,6 @@ def followed(spec: str) -> Any:
 @pytest.mark.slow
 def test_parameter_servers_outlive_a_rank() -> None:
     """The momentum on the servers does not begin again, and asynchronous ranks go on."""
-    hosts = "localhost:2,127.0.0.1:2"
     weights = [0.0] * 3
     velocity = [0.0] * 3
     for _ in range(STEPS):
@@ -99,7 +98,7 @@ def test_parameter_servers_outlive_a_rank() -> None:
         ]
         weights = [at + speed for at, speed in zip(weights, velocity, strict=True)]
     spec = "ps:1,optimizer=momentum,momentum=0.5"
-    for found, step in farandole.run(followed, (spec,), np=3, min_np=2, hosts=hosts):
+    for found, step in farandole.run(followed, (spec,), np=3, min_np=2):
         assert (found, step) == (pytest.approx(weights, rel=1e-4), STEPS)
-    for found, step in farandole.run(followed, ("ssp:2",), np=3, min_np=2, hosts=hosts):
+    for found, step in farandole.run(followed, ("ssp:2",), np=3, min_np=2):
         assert (found, step) == (pytest.approx(GOAL, rel=0.05), STEPS)

@@ -59,9 +59,7 @@ def trained(spec: str) -> tuple[int, list[float], list[float]]:
 
 
 def run(spec: str) -> list[Any]:
-    found: list[Any] = farandole.run(
-        trained, (spec,), np=3, min_np=2, max_np=3, hosts="localhost:2,127.0.0.1:2"
-    )
+    found: list[Any] = farandole.run(trained, (spec,), np=3, min_np=2, max_np=3)
     return found
 
 
