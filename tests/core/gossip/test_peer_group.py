@@ -90,10 +90,16 @@ def test_averages_converge_with_statistics_and_damping() -> None:
 class Ranks:
     """``n`` ranks; ``ended``: those that have ended in order."""
 
-    def __init__(self, n: int, tls: bool = False) -> None:
+    def __init__(self, n: int, tls: bool = False, elastic: bool = False) -> None:
         self.secret, self.ended = new_secret(tls=tls), set[int]()
         self.servers = [
-            PeerServer(rank, self.secret, ["127.0.0.1"], self.ended.__contains__)
+            PeerServer(
+                rank,
+                self.secret,
+                ["127.0.0.1"],
+                self.ended.__contains__,
+                survives_losses=elastic,
+            )
             for rank in range(n)
         ]
 
@@ -105,8 +111,8 @@ class Ranks:
 
 
 @contextmanager
-def serving(n: int, tls: bool = False) -> Iterator[Ranks]:
-    made = Ranks(n, tls)
+def serving(n: int, tls: bool = False, elastic: bool = False) -> Iterator[Ranks]:
+    made = Ranks(n, tls, elastic)
     try:
         yield made
     finally:
@@ -169,6 +175,19 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
         with pytest.raises(PeerLostError, match=mentioning("rank 2", "weights")) as raised:
             groups[0].take([np.zeros(2)])
         assert raised.value.rank == 2
+
+
+def test_an_elastic_job_averages_on_without_a_lost_rank() -> None:
+    with serving(3, elastic=True) as ranks:
+        groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(3)]
+        ranks.servers[1].close()  # its end was not in order
+        for _ in range(2):  # the first request finds the loss
+            groups[0].ask([1, 2])
+            groups[0].rest(60)
+        given = [np.zeros(2)]
+        groups[0].take(given)
+        assert given[0].tolist() == [1.0, 1.0]
+        assert groups[2].answered == 1
 
 
 def test_a_partner_that_hangs_up_on_its_caller_is_called_again(

@@ -58,12 +58,19 @@ class Attended(Protocol):
 class PeerServer(Listener):
     """Serves the weights of all optimizers of this rank to other ranks. ``rank``: its number in the
     job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
-    order.
+    order; ``survives_losses``: averages continue without a lost rank, because the job is elastic.
     """
 
     def __init__(
-        self, rank: int, secret: str, interfaces: Sequence[str], ended: Callable[[int], bool]
+        self,
+        rank: int,
+        secret: str,
+        interfaces: Sequence[str],
+        ended: Callable[[int], bool],
+        *,
+        survives_losses: bool = False,
     ) -> None:
+        self.survives_losses = survives_losses
         self.rank = rank
         self.secret = secret
         self.ended = ended
@@ -303,6 +310,9 @@ class PeerGroup:
             self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
+        if self._server.survives_losses and isinstance(error, PeerLostError):
+            logger.info("averages in pairs continue without a lost rank: %s", error)
+            return
         with self._changed:
             self._failure = self._failure or error
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from farandole.core.ps.client import Servers
 from farandole.errors import HorovodInternalError, RendezvousError, SettingsError
-from farandole.job.config import Placement, Settings
+from farandole.job.config import Connection, Placement, Settings
 from farandole.job.report import keys
 from farandole.net import interfaces
 from farandole.net.store import StoreClient
@@ -79,7 +79,11 @@ class ServerAccess:
             at = interfaces.offered(store.host, self._settings.network_interfaces)
             hosts = [interfaces.parted(address)[0] for address in at.split(",")]
             self._peer = PeerServer(
-                self._placement.rank, store.secret, hosts, functools.partial(self._left, store)
+                self._placement.rank,
+                store.secret,
+                hosts,
+                functools.partial(self._left, store),
+                survives_losses=Connection.from_env().member >= 0,
             )
             self._store = store
         return self._peer

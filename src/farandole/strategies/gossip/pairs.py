@@ -138,5 +138,7 @@ class PairAverages:
             text.decode() for text in gathered(self._engine, f"{self._name}.pairs", mine)
         ]
         self._joins = self._engine.joins
+        if context.is_elastic():
+            context.commit_alone()  # all ranks have made the same commits before
         if self._group is not None:
             self._group.meet(self._addresses)
