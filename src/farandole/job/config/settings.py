@@ -71,7 +71,7 @@ class Settings(Variables):
     )
     replicas: int = setting(
         1,
-        "processes per parameter server; all but one may be lost",
+        "processes per parameter server; all but one may be lost (at least 2 in elastic jobs)",
         flag="--replicas",
         group=EXCHANGE,
         least=1,
