@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from farandole.errors import JobFailedError, RunError, SettingsError
+from farandole.job.config import Settings
 from farandole.job.launch import driver
 from farandole.job.launch.display import Display
 from farandole.job.launch.elastic_plan import plan_of
@@ -157,18 +158,7 @@ class _Runner:
         inputs.forget_credentials(os.environ)
         launch = load_target(self._home, spec.target).launch(spec)
         folder.change(RunState.STARTING)
-        settings = settings_for(
-            spec.variables,
-            {
-                "grace_seconds": spec.grace_seconds,
-                **elastic_settings(spec),
-                **spec.settings,
-                **launch.settings,
-            },
-        )
-        if spec.resources.elastic and not settings.commit_dir:
-            # Further attempts continue from the last commit.
-            settings = settings.replace(commit_dir=folder.file(COMMITS))
+        settings = self._settings(launch)
         self._mirrors = mirrors.start(folder, self._attempt, settings.mirror)
         job = Job(
             np=spec.resources.ranks,
@@ -200,6 +190,22 @@ class _Runner:
             results = driver.run(job)
         if job.call is not None:
             outputs.save_results(folder, results)
+
+    def _settings(self, launch: Launch) -> Settings:
+        """Return the settings of the job. Commits of an elastic run go to the run's folder, from
+        which further attempts continue.
+        """
+        spec = self._spec
+        chosen = {
+            "grace_seconds": spec.grace_seconds,
+            **elastic_settings(spec),
+            **spec.settings,
+            **launch.settings,
+        }
+        settings = settings_for(spec.variables, chosen)
+        if spec.resources.elastic and not settings.commit_dir:
+            settings = settings.replace(commit_dir=self._folder.file(COMMITS))
+        return settings
 
     def _environment(self) -> PreparedEnvironment:
         """Return the environment of the ranks.
