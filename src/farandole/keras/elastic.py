@@ -12,8 +12,10 @@ from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.ops import WORLD
 from farandole.core.api.state import ObjectState, check_fit
+from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.exchange import KerasExchange
+from farandole.keras.layer_state import states_of
 from farandole.keras.optimizer import all_optimizers_of, gradients_of, innermost, optimizers_of
 from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
@@ -48,6 +50,10 @@ class KerasState(ObjectState):
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
+        if context.is_elastic():
+            # Keras imports all installed backends when it reads the first configuration of a layer:
+            # seconds for which the other ranks would wait in sync().
+            states_of(model._flatten_layers(include_self=False))
         self._copies: list[tuple[Any, Array]] = []
         self._strategies = StrategyStates(self._exchanges, self._reals)
         super().__init__(**kwargs)
