@@ -84,21 +84,24 @@ class QuorumEncoding(WholeEncoding):
         """See ``contracts.Encoding``. The convener's values and the mean of the changes since the
         last exchange: a late rank's weights are old, but not its changes.
         """
-        if self._meeting is None or not slots:
+        has_met = self._meeting is not None and bool(slots)
+        # Afterwards no rank gives changes any more. A rank without data may never have met.
+        if not self.session.mean.any_of(has_met):
             super().average(weights, slots, statistics)
             return
-        self.session.mean.barrier()  # no rank gives changes any more
-        held = self._meeting.settle()
-        base = [np.zeros_like(weight) for weight in weights]
-        for array, value in zip(base, held, strict=False):
-            np.copyto(array, value.reshape(array.shape))
-        holders = np.array([float(len(held) > 0)])
-        changes = deltas(weights, slots[0])
+        base, holders = [np.zeros_like(weight) for weight in weights], np.zeros(1)
+        changes = deltas(weights, slots[0]) if slots else [each.copy() for each in base]
+        if self._meeting is not None and slots:
+            held = self._meeting.settle()
+            holders += float(len(held) > 0)
+            for array, value in zip(base, held, strict=False):
+                np.copyto(array, value.reshape(array.shape))
         self.session.mean([*base, *changes, holders, *statistics])
         if not holders[0]:  # the convener has joined: the last average
-            base = [anchor.copy() for anchor in slots[0]]
-            self.session.mean(base)
-            holders[0] = 1.0
+            holders += float(has_met)
+            if has_met:
+                base = [anchor.copy() for anchor in slots[0]]
+            self.session.mean([*base, holders])
         for weight, array, change in zip(weights, base, changes, strict=True):
             np.add(array / array.dtype.type(holders[0]), change, out=weight)
         self.averaged(weights, slots)
