@@ -60,6 +60,7 @@ TASKS = [
     "dashboard.md",
     "launching.md",
     "elastic.md",
+    "elastic-exactness.md",
     "torch.md",
     "tensorflow.md",
     "keras.md",
