@@ -217,8 +217,8 @@ class Settings(Variables):
     )
     leave_out_stragglers: float = setting(
         0.0,
-        "leave out a host whose rank computes longer than this multiple of the median of all"
-        " ranks in three windows of ten steps in a row; 0 = never",
+        "leave out a host whose rank computes longer than this multiple of the median of the other"
+        " ranks in three windows of ten commits in a row; 0 = never",
         flag="--leave-out-stragglers",
         group=ELASTIC,
         plausible=(1.1, 100.0),
