@@ -16,10 +16,14 @@ Snapshot = Mapping[tuple[str, int], Mapping[str, Any]]
 
 _SETTINGS = ("params", "verbose")  # they may differ between ranks on purpose
 _REPLACED = ("best_weights",)  # replaced as a whole, never changed in place
+# Keras chooses this function at the end of the first epoch, and changes the sign of ``min_delta``
+# with it. A rank that had only one of the two would change the sign again.
+_FUNCTION = "monitor_op"
 
 
 def taken(callbacks: Sequence[Any]) -> Snapshot:
-    """Return copies of the numbers, arrays and containers that ``callbacks`` hold.
+    """Return copies of the numbers, arrays and containers that ``callbacks`` hold, and
+    their functions that compare a metric with the best one.
 
     A callback is identified by its class and its place among callbacks of this class, because ranks
     may have different callbacks. Text is left out: it holds settings, such as the paths of files.
@@ -28,7 +32,7 @@ def taken(callbacks: Sequence[Any]) -> Snapshot:
         key: {
             name: value if name in _REPLACED else copy.deepcopy(value)
             for name, value in vars(callback).items()
-            if name not in _SETTINGS and not isinstance(value, (str, bytes)) and _is_plain(value)
+            if _is_kept(name, value)
         }
         for key, callback in _keyed(callbacks)
     }
@@ -51,6 +55,12 @@ def _keyed(callbacks: Sequence[Any]) -> list[tuple[tuple[str, int], Any]]:
         found.append(((name, seen[name]), callback))
         seen[name] += 1
     return found
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    if name == _FUNCTION:  # one made in place, as by old versions, cannot be sent
+        return "<" not in getattr(value, "__qualname__", "")
+    return name not in _SETTINGS and not isinstance(value, (str, bytes)) and _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,0 +1,78 @@
+"""Callbacks of Keras on a rank that joins, returns to a commit, or becomes the first rank."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farandole.keras.elastic_fit.snapshots import put_back, taken
+from tests.keras.backends import QUICK
+
+LOSSES = (1.0, 0.9, 0.87, 0.86, 0.7)
+
+
+@pytest.fixture
+def keras(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KERAS_BACKEND", QUICK)
+    return pytest.importorskip("keras")
+
+
+def _plateau(keras: Any) -> Any:
+    callback = keras.callbacks.ReduceLROnPlateau("loss", patience=2, min_delta=0.1)
+    optimizer = SimpleNamespace(learning_rate=keras.Variable(1.0))
+    callback.set_model(SimpleNamespace(optimizer=optimizer, metrics=[]))
+    callback.on_train_begin()
+    return callback
+
+
+def _progress(callback: Any) -> dict[str, Any]:
+    return {name: vars(callback)[name] for name in ("best", "wait", "min_delta", "monitor_op")}
+
+
+def test_a_new_rank_compares_metrics_as_the_others_do(keras: Any) -> None:
+    """Keras changes the sign of ``min_delta`` at the end of the first epoch."""
+    old, new = _plateau(keras), _plateau(keras)
+    old.on_epoch_end(0, {"loss": LOSSES[0]})
+    put_back([new], taken([old]))
+    for epoch, loss in enumerate(LOSSES[1:], 1):
+        old.on_epoch_end(epoch, {"loss": loss})
+        new.on_epoch_end(epoch, {"loss": loss})
+        assert _progress(new) == _progress(old)
+
+
+def test_a_rank_repeats_the_end_of_the_first_epoch(keras: Any) -> None:
+    callback, undisturbed = _plateau(keras), _plateau(keras)
+    commit = taken([callback])
+    callback.on_epoch_end(0, {"loss": LOSSES[0]})
+    put_back([callback], commit)
+    for epoch, loss in enumerate(LOSSES):
+        callback.on_epoch_end(epoch, {"loss": loss})
+        undisturbed.on_epoch_end(epoch, {"loss": loss})
+        assert _progress(callback) == _progress(undisturbed)
+
+
+def test_another_rank_continues_a_csv_file(keras: Any, tmp_path: Path) -> None:
+    from farandole.keras.elastic_fit.loop import follow_path
+    from farandole.keras.files import written_once
+
+    path = str(tmp_path / "log.csv")
+    lost, kept = (keras.callbacks.CSVLogger(path) for _ in range(2))
+    paths = [[path], [path]]
+    with written_once([lost], paths, 0), written_once([kept], paths, 1):
+        for logger in (lost, kept):
+            logger.on_train_begin()
+            logger.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    with written_once([kept], paths[1:], 0):
+        follow_path(kept)
+        kept.on_epoch_end(1, {"loss": 3.0, "val_loss": 4.0})
+    with written_once([kept], paths, 1):  # another rank is the first now
+        follow_path(kept)
+        kept.on_epoch_end(2, {"loss": 5.0, "val_loss": 6.0})
+        kept.on_train_end()
+    lost.on_train_end()
+    with open(path) as file:
+        assert [row["loss"] for row in csv.DictReader(file)] == ["1.0", "3.0"]
