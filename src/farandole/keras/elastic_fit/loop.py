@@ -127,6 +127,9 @@ class ElasticFit:
             if not any(callback is other for other in kept):
                 callback.on_train_begin()
         begun, self._begun = self._begun, True
+        if begun:
+            for callback in self.users:
+                follow_path(callback)
         if begun or self.state.started:
             self._kit.ignore_backup(self.model)
             if not begun:  # this rank is new, and its callbacks begin in the middle
@@ -141,6 +144,20 @@ class ElasticFit:
 
     def _last_logs(self) -> dict[str, Any]:
         return {name: values[-1] for name, values in self.history.history.items() if values}
+
+
+def follow_path(callback: Any) -> None:
+    """Let a CSVLogger write to its present path, which changes when this rank becomes the first of
+    those with this path, or is no longer the first. It continues an existing file.
+    """
+    kind = next((each for each in type(callback).__mro__ if each.__name__ == "CSVLogger"), None)
+    file = getattr(callback, "csv_file", None)
+    if kind is None or file is None or file.name == callback.filename:
+        return
+    append, keys = callback.append, callback.keys
+    callback.append = True
+    kind.on_train_begin(callback)  # type: ignore[attr-defined]
+    callback.append, callback.keys = append, keys  # the columns
 
 
 @contextmanager
