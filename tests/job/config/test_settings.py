@@ -254,6 +254,7 @@ class TestUnits:
                 "cycle_time is 5000 ms",
             ),
             (Settings(cycle_time=123456789.0), "cycle_time is 123456789 ms, "),
+            (Settings(leave_out_stragglers=500.0), "(default: 0)"),
         ],
     )
     def test_what_is_surely_in_the_wrong_unit_is_doubted(

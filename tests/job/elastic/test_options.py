@@ -79,3 +79,9 @@ def test_options_come_from_settings(
 def test_an_elastic_job_needs_a_number_to_start_with() -> None:
     with pytest.raises(SettingsError, match=mentioning("-np", "--min-np")):
         options_of(None, Settings(max_np=4))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_hosts_as_fast_as_the_others_are_not_stragglers(factor: float) -> None:
+    with pytest.raises(SettingsError, match=mentioning("leave_out_stragglers", "2")):
+        options_of(2, Settings(min_np=1, leave_out_stragglers=factor))

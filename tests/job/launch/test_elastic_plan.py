@@ -43,3 +43,28 @@ def test_hosts_have_one_source() -> None:
         plan_of(2, Settings(host_discovery_script="find.sh"), "a:2")
     with pytest.raises(SettingsError, match=mentioning("a:2")):
         plan_of(2, Settings(), "a:2", lambda: {"a": 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"preemption_notice": "aws"}, "--preemption-notice"),
+        ({"slurm_requeue": True}, "--slurm-requeue"),
+        ({"leave_out_stragglers": 2.0}, "--leave-out-stragglers"),
+    ],
+)
+def test_settings_without_effect_are_refused(given: dict[str, Any], flag: str) -> None:
+    with pytest.raises(SettingsError, match=mentioning(flag, "--min-np")):
+        plan_of(2, Settings(**given), None)
+    assert plan_of(2, Settings(min_np=1, **given), None) is not None
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(min_np=1)], ids=["fixed", "elastic"])
+def test_an_unknown_url_of_commits_is_refused(settings: Settings) -> None:
+    with pytest.raises(SettingsError, match=mentioning("nosuch://a/b", "--commit-dir")):
+        plan_of(2, settings.replace(commit_dir="nosuch://a/b"), None)
+
+
+@pytest.mark.parametrize("path", ["commits", "file:///commits", "memory://a", "s3://a/b"])
+def test_paths_and_urls_of_commits_are_accepted(path: str) -> None:
+    plan_of(2, Settings(commit_dir=path), None)

@@ -21,17 +21,22 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
         low, high = setting.plausible
         if setting.kind in (int, float) and value and not low <= value <= high:
             is_size = setting.scale != 1.0
-            amount = f"{_plain(value / setting.scale)} {setting.unit}"
+            amount = f"{_plain(value / setting.scale)} {setting.unit}".rstrip()
             amount = f"{value} bytes ({amount})" if is_size else amount
             horovod = (
                 f"; {setting.horovod} counts {'bytes' if is_size else setting.unit}"
                 if setting.horovod
                 else ""
             )
+            usual = (
+                f"are in {setting.unit}"
+                if setting.unit
+                else f"are usually from {low:g} to {high:g}"
+            )
+            default = f"{setting.shown(setting.default)} {setting.unit}".rstrip()
             found.append(
                 f"{setting.name} is {amount}, which is unlikely to be intended: {setting.flag}"
-                f" and {setting.variable} are in {setting.unit}{horovod} (default:"
-                f" {setting.shown(setting.default)} {setting.unit})"
+                f" and {setting.variable} {usual}{horovod} (default: {default})"
             )
     return [*found, *_misspelt(env)]
 

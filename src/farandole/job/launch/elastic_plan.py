@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farandole.base.optional import require
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.launch.plan import parse_hosts
@@ -27,9 +28,12 @@ def plan_of(
 
     ``np``: ranks at the start; None: ``min_np``. ``hosts``: hosts with slots (``h1:2,h2:4``); None:
     this machine. ``source``: a discovery, or a function that returns the hosts. Raises
-    SettingsError for bounds that contradict each other, or hosts from two sources.
+    SettingsError for bounds that contradict each other, hosts from two sources, an unknown URL of
+    commits, or settings that would have no effect in a job of fixed size.
     """
+    _check_commit_dir(settings.commit_dir)
     if source is None and not is_elastic(settings):
+        _refuse_without_effect(settings)
         return None
     # Imported here because most jobs have a fixed size.
     from farandole.job.elastic.discovery import discovery_of
@@ -49,3 +53,34 @@ def plan_of(
         )
     fixed = parse_hosts(hosts) if hosts else [("localhost", options.max_np or options.np)]
     return ElasticPlan(options, discovery_of(settings, dict(fixed), source))
+
+
+def _refuse_without_effect(settings: Settings) -> None:
+    # A user who relies on one of these learns only when a host is lost that it did nothing.
+    for name, value in (
+        ("--preemption-notice", settings.preemption_notice),
+        ("--slurm-requeue", settings.slurm_requeue),
+        ("--leave-out-stragglers", settings.leave_out_stragglers),
+    ):
+        if value:
+            raise SettingsError(
+                f"{name} has no effect in a job of fixed size, which cannot continue without a"
+                " host. Make the job elastic with --min-np, or remove the flag"
+            )
+
+
+def _check_commit_dir(path: str) -> None:
+    # Each rank would fail later. Missing packages are found there: the driver may have others.
+    protocol, separator, _ = path.partition("://")
+    if not separator or protocol == "file":
+        return
+    try:
+        registry = require("fsspec.registry", f"writing commits to {path}")
+        registry.get_filesystem_class(protocol.partition("::")[0])
+    except ImportError:
+        return
+    except ValueError:
+        raise SettingsError(
+            f"commit_dir={path!r} has a protocol that fsspec does not know: {protocol}. Give a"
+            " path, or a URL such as s3://bucket/run7 (--commit-dir)"
+        ) from None
