@@ -42,6 +42,11 @@ FLAGS = [
     "--elastic-timeout",
     "--reset-limit",
     "--cooldown-range",
+    "--preemption-notice",
+    "--slurm-requeue",
+    "--check-replicas-every",
+    "--leave-out-stragglers",
+    "--fixed-global-batch",
     "--max-restarts",
     "--commit-copies",
     "--commit-dir",
@@ -119,7 +124,7 @@ def test_without_variables_there_is_one_rank_and_no_job() -> None:
 
 def test_placement_and_connection_are_no_settings() -> None:
     found = {each.name for each in settings_of(Connection)}
-    assert found == {"store", "secret", "launcher", "member"}
+    assert found == {"store", "secret", "launcher", "member", "shares"}
     assert all(each.flag for each in settings_of(Settings))
     assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
     apart = [variables(kind) for kind in KINDS]
