@@ -94,6 +94,7 @@ class TestRun:
             "autotune_gaussian_process_noise": "0.5",
             "codec": "topk:0.01",
             "cooldown_range": "10:100",
+            "preemption_notice": "file:x",
             "strategy": "diloco:8",
         }
         flags: list[str] = []
