@@ -312,6 +312,22 @@ def test_wrong_arguments_are_one_line(home: RunsHome, arguments: list[str], caps
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["submit", "sweep"])
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [(["--bogus", "x"], ""), (["--retries"], ""), (["-x", "A=1"], "--env"), (["--host", "a"], "")],
+)
+def test_wrong_options_refer_to_the_help_of_the_command(
+    home: RunsHome, command: str, arguments: list[str], cure: str, capsys: Output
+) -> None:
+    assert main([command, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"see farandole {command} --help" in error
+    assert "farandole run" not in error
+    assert "--hosts" not in error
+    assert cure in error
+
+
 def test_targets_are_defined_checked_and_removed(home: RunsHome, capsys: Output) -> None:
     assert printed(capsys, "targets").split()[3] == "local"
     add = ["targets", "add", "small", "--kind", "local", "--option", "cores=2", "--max-nodes", "1"]

@@ -331,25 +331,29 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
         name, equals, _ = word.partition("=")
         if name not in takes_value:
             raise SettingsError(
-                f"unknown option {name!r}{_near(name, takes_value)}; see farandole run --help"
+                f"unknown option {name!r}{_near(name, takes_value)}; see {made.prog} --help"
             )
         flags.append(word)
         if takes_value[name] and not equals:
             if not rest or rest[0] == "--" or rest[0].split("=")[0] in takes_value:
-                raise SettingsError(f"{name} needs a value; see farandole run --help")
+                raise SettingsError(f"{name} needs a value; see {made.prog} --help")
             flags.append(rest.pop(0))
         if name in _NAMED and flags[-1] in ("", f"{name}="):
             raise SettingsError(f"the value of {name} is empty: an unset shell variable?")
         if flags[-1] == f"{name}=--":  # argparse would return a list for it
-            raise SettingsError(f"{name} needs a value; see farandole run --help")
+            raise SettingsError(f"{name} needs a value; see {made.prog} --help")
     return flags, rest
 
 
 def _near(name: str, known: Mapping[str, bool]) -> str:
+    if name in _ENV and "--env" in known:
+        return "; did you mean '--env'?"
     if name in _ENV:
         return "; every rank inherits the variables of this shell: NAME=value farandole run ..."
     dashed = name.replace("_", "-")
-    found = ELSEWHERE.get(dashed) or (dashed if dashed in known else None) or nearest(dashed, known)
+    found = ELSEWHERE.get(dashed)
+    if found is None or (found not in known and "--hosts" not in known):
+        found = dashed if dashed in known else nearest(dashed, known)
     return f"; did you mean {found!r}?" if found else ""
 
 
