@@ -208,6 +208,16 @@ class TestLosses:
         assert mentions(end.reason, "100")
         assert mentions(end.cure, "checkpoint")
 
+    @pytest.mark.parametrize("on_disk", [False, True])
+    def test_the_loss_of_all_ranks_names_what_is_left(self, on_disk: bool) -> None:
+        made = self.joined(on_disk)
+        made.end(0)
+        made.end(1)
+        end = made.step()[-1]
+        assert isinstance(end, GiveUp)
+        assert mentions(end.cure, "--commit-dir")
+        assert ("--retries" in end.cure) == on_disk
+
     def test_a_rank_without_the_state_loads_a_commit_from_disk(self) -> None:
         made = self.joined(on_disk=True)
         made.end(0)

@@ -52,6 +52,12 @@ LEAVE = 60.0
 # Memberships lost in a row without a commit in between, after which the job ends: the program is at
 # fault.
 FRUITLESS = 5
+# The advice after the loss of all ranks, without and with a folder of commits.
+IN_MEMORY = "Start the job again from a checkpoint, and give --commit-dir for later jobs"
+ON_DISK = (
+    "A start with the same --commit-dir continues from the last commit there; a submitted run with"
+    " --retries does so by itself"
+)
 
 
 class _Ready(NamedTuple):
@@ -457,6 +463,6 @@ class Coordinator:
             GiveUp(
                 "no rank is left that has the state of the training"
                 + (f" (commit {self._held.least})" if self._held.least > 1 else ""),
-                "Start the job again from a checkpoint, and give --commit-dir for later jobs",
+                ON_DISK if self._options.on_disk else IN_MEMORY,
             ),
         ]
