@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from farandole.job.elastic.membership import Member
 from farandole.job.elastic.notices.notice import Notice
 from farandole.job.launch.agents.registry import RemoteWorker
 from farandole.job.launch.elastic.spark.places import LONGEST, SlotPlan, SparkPlaces
-from farandole.job.launch.elastic.spark.slots import Attempt
+from farandole.job.launch.elastic.spark.slots import Attempt, SlotJobs
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreServer
 from tests.kits.messages import mentioning, mentions
@@ -189,6 +190,35 @@ def test_a_lost_task_is_explained_by_spark(job: Simulation) -> None:
     outcome = job.store.pop("outcome/0")
     assert outcome is not None
     assert "ExecutorLostFailure (executor 0 exited)" in bytes(outcome).decode()
+
+
+def test_a_stopped_session_is_asked_nothing(
+    job: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> bool:
+        raise ConnectionRefusedError
+
+    for task in (1, 2):
+        job.hear(task, task - 1)
+    job.look()
+    worker = job.start(1, 2)
+    job.cluster.stopped = True
+    for question in ("attempt", "has_ended", "is_leaving", "submit"):
+        monkeypatch.setattr(job.cluster, question, ask)
+    job.lose(2)
+    assert job.look() == [f"{HOST}-task-1"]
+    assert worker.poll() is not None  # although its neighbour is still there
+
+
+def test_a_session_is_stopped_by_its_driver_as_well() -> None:
+    def jobs(spark: Any) -> SlotJobs:
+        context = SimpleNamespace(_jsc=spark and SimpleNamespace(sc=lambda: spark))
+        return SlotJobs(context, lambda slot: lambda rows: rows, "job", "description")
+
+    assert not jobs(SimpleNamespace(isStopped=lambda: False)).stopped
+    assert jobs(SimpleNamespace(isStopped=lambda: True)).stopped  # after SIGTERM to its JVM
+    assert jobs(SimpleNamespace()).stopped  # a gateway that fails
+    assert jobs(None).stopped
 
 
 def test_a_job_that_has_failed_too_often_is_submitted_again(job: Simulation) -> None:

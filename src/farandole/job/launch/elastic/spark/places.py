@@ -32,6 +32,7 @@ from farandole.job.launch.contract import JobRequest
 from farandole.job.launch.elastic.places import OnNotice, slot_of
 from farandole.job.launch.elastic.spark.slots import Attempt, slot_jobs
 from farandole.job.launch.launchers.spark import FAILED, LATE, SparkLauncher
+from farandole.job.launch.launchers.spark.cluster import STOPPED, reason
 from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer, Value
 
@@ -250,7 +251,7 @@ class SparkPlaces:
             for slot in range(self._plan.most):
                 self._jobs.submit(slot)
         except Exception as error:  # of the session, which may have been stopped
-            self._trouble = f"{type(error).__name__}: {error}"
+            self._trouble = STOPPED if self._jobs.stopped else _one_line(error)
             return
         failing = False
         while not self._closing.wait(LOOK):
@@ -260,10 +261,9 @@ class SparkPlaces:
             except Exception as error:  # the gateway's
                 if not (failing or self._jobs.stopped or self._closing.is_set()):
                     logger.warning(
-                        "Spark does not answer at the moment (%s: %s). The job continues with the"
-                        " known tasks, and asks again",
-                        type(error).__name__,
-                        error,
+                        "Spark does not answer at the moment (%s). The job continues with the known"
+                        " tasks, and asks again",
+                        _one_line(error),
                     )
                 failing = True
 
@@ -278,19 +278,22 @@ class SparkPlaces:
                 self._retries[host.slot].report()
                 self._by_name[host.name] = host
                 self._hosts[index] = host
+        stopped = self._jobs.stopped
         for host in list(self._hosts.values()):
-            self._look_at(host)
+            if host.is_lost(self._registry):
+                del self._hosts[host.index]
+                self._lost.append(host)
+            elif not stopped:
+                self._look_at(host)
         self._explain_losses()
+        if stopped:
+            return
         for slot, retries in self._retries.items():
             if self._jobs.has_ended(slot):
                 self._submit_again(slot, retries, now)
 
     def _look_at(self, host: _Host) -> None:
         worker = host.worker
-        if host.is_lost(self._registry):
-            del self._hosts[host.index]
-            self._lost.append(host)
-            return
         if not host.executor:
             host.executor = self._jobs.attempt(host.stage, host.index).executor
         if host.executor and not host.leaves and self._jobs.is_leaving(host.executor):
@@ -309,7 +312,7 @@ class SparkPlaces:
     def _explain_losses(self) -> None:
         for host in list(self._lost):
             if self._jobs.stopped:
-                self._reasons[host.index] = "the Spark session was stopped"
+                self._reasons[host.index] = STOPPED
             elif why := self._jobs.attempt(host.stage, host.index).error:
                 self._reasons[host.index] = why
             else:
@@ -329,6 +332,11 @@ class SparkPlaces:
                 return
         retries.until, retries.has_reported = 0.0, False
         self._jobs.submit(slot)
+
+
+def _one_line(error: Exception) -> str:
+    """Return the type and the cause of an error, without stack traces."""
+    return f"{type(error).__name__}: {reason(error).partition(chr(10))[0]}"
 
 
 def spark_places(

@@ -103,8 +103,13 @@ class SlotJobs:
 
     @property
     def stopped(self) -> bool:
-        """True if the session was stopped."""
-        return self._context._jsc is None
+        """True if the session was stopped, here or by the end of Spark's driver."""
+        if self._context._jsc is None:
+            return True
+        try:
+            return bool(self._context._jsc.sc().isStopped())
+        except Exception:  # of the gateway, after the end of its JVM
+            return True
 
     def close(self, seconds: float, busy: Collection[int]) -> None:
         """Wait ``seconds`` for the tasks of the slots in ``busy``, then cancel what is left."""
