@@ -22,9 +22,13 @@ echo "restart $FARANDOLE_RESTART_COUNT left=$FARANDOLE_MAX_RESTARTS"
 """
 
 
-def run(folder: Path, needed: int, restarts: int, **options: Any) -> tuple[int, str]:
-    """Run a job that fails until restart ``needed``; return its starts and messages."""
-    said = io.StringIO()
+def run(
+    folder: Path, needed: int, restarts: int, said: io.StringIO | None = None, **options: Any
+) -> tuple[int, str]:
+    """Run a job that fails until restart ``needed``; return its starts and messages, which are also
+    in ``said``.
+    """
+    said = said or io.StringIO()
     job = Job(
         np=2,
         settings=settings_for({}, {"max_restarts": restarts}),
@@ -50,5 +54,6 @@ def test_all_ranks_are_started_again(tmp_path: Path) -> None:
 
 def test_the_last_failure_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match=mentioning("exited with code 3")):
-        run(tmp_path, 9, 1)
+        run(tmp_path, 9, 1, said := io.StringIO())
     assert (tmp_path / "starts").read_text().count("x") == 2
+    assert mentions(said.getvalue(), "restart", "left", "1")

@@ -37,7 +37,7 @@ class RestartingCoordinator(Coordinator):
         if self._joins or not self._is_running():
             return super()._continue(now)
         if self.lost:
-            return [GiveUp("the other ranks cannot continue without it, and have to start again")]
+            return [GiveUp("the other ranks cannot continue without it")]
         leavers = self._split(now)[1]
         slots = sum(self._pool.available(now).values())
         after, before = min(slots, self._options.max_np or slots), len(self.membership.members)

@@ -59,6 +59,8 @@ def _restarting(job: Job) -> list[Any]:
             if isinstance(error, HostsChanged):
                 job.display.note(f"{error}: all ranks start again")
             elif failures == most:
+                if most:
+                    job.display.note(f"no restart is left of {most}")
                 raise
             else:
                 failures += 1
