@@ -51,7 +51,8 @@ def auto(
         after_epoch: A function that is called with the state at the end of each epoch, on all
             ranks, before the commit.
         values: Further values of the state, as ``state.<name>``, such as a scheduler or
-            ``losses=[]``.
+            ``best=0.0``. With ``--fixed-global-batch``, count steps only if
+            ``hvd.elastic.is_step_complete()``: ranks have different numbers of shares.
 
     Returns the decorator. The decorated function returns the state (``TorchState``), whose
     ``epoch`` and ``batch`` count completed ones.

@@ -172,6 +172,33 @@ def test_a_loop_of_the_program_commits_whole_steps() -> None:
     assert saves_1 == saves_2 == [12, 24, 26] * 2
 
 
+def commits_with(every_batch: bool) -> int:
+    """Counts steps in a loop of the program's own, and commits after every second one."""
+    import farandole.torch as hvd
+
+    with_shares(3)
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, count=0)
+    for _ in range(4 * optimizer._farandole.shares.held):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        if every_batch or hvd.elastic.is_step_complete():
+            state.count += 1
+            if state.count % 2 == 0:
+                state.commit()
+    return int(state.count)
+
+
+def test_steps_are_counted_when_they_are_complete() -> None:
+    assert job(2, lambda rank: commits_with(every_batch=False)) == [4, 4]
+
+
+def test_commits_at_different_steps_are_reported() -> None:
+    with pytest.raises(Exception, match=mentioning("commit", "is_step_complete()")):
+        job(2, lambda rank: commits_with(every_batch=True))
+
+
 def test_going_back_in_the_middle_of_a_step() -> None:
     def check(rank: int) -> Any:
         import farandole.torch as hvd

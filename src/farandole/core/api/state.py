@@ -79,6 +79,7 @@ class State:
         """
         if not context.is_between_steps():
             return
+        context.announce_commit()
         checks = [] if context.commits_alone() else self._commit_checks()
         for check in checks:
             check.before_save()

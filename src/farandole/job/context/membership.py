@@ -311,7 +311,7 @@ def agree(has_state: bool) -> bool:
     import numpy as np
 
     values: Any = np.array([not has_state, _participation.commits], np.int64)
-    _reduce_to_most(_AGREEMENT, values, DType.INT64)
+    reduce_to_most(_AGREEMENT, values)
     _participation.agreed = int(values[1])
     return not values[0]
 
@@ -328,11 +328,14 @@ def agree_on_changes(
 
     flags = [bool(kinds & each) for each in (1, 2)]
     values: Any = np.array([is_new, time, number, *flags], np.float64)
-    _reduce_to_most(_CHANGES, values, DType.FLOAT64)
+    reduce_to_most(_CHANGES, values)
     return bool(values[0]), float(values[1]), int(values[2]), int(values[3] + 2 * values[4])
 
 
-def _reduce_to_most(name: str, values: Any, dtype: DType) -> None:
-    """Replace each number in ``values`` by the greatest one of all ranks. Collective."""
+def reduce_to_most(name: str, values: Any) -> None:
+    """Replace each number in ``values``, an array of int64 or float64, by the greatest one of all
+    ranks. Collective.
+    """
+    dtype = DType.FLOAT64 if values.dtype.kind == "f" else DType.INT64
     request = Request(name, Kind.ALLREDUCE, dtype, values.shape, ReduceOp.MAX)
     session.current().engine.run([Entry(request, Buffer(values, values, dtype))])

@@ -176,6 +176,7 @@ class ShareState:
         """Give all ranks the gradients and buffers of the global batch. Collective."""
         shares, flat = self.shares, self._step.flat
         assert flat is not None
+        context.announce_step(self.steps)
         self._agree(parameters)
         place = StepPlace(context.rank(), context.size(), shares.total, self.steps, flat.digest)
         device = parameters[0].device
