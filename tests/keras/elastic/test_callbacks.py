@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import farandole
+from farandole.errors import JobFailedError
 from farandole.keras.elastic_fit.snapshots import put_back, taken
 from tests.keras.backends import QUICK
 
@@ -76,3 +78,59 @@ def test_another_rank_continues_a_csv_file(keras: Any, tmp_path: Path) -> None:
     lost.on_train_end()
     with open(path) as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["1.0", "3.0"]
+
+
+def _trained_twice(folder: Path) -> dict[str, Any]:
+    import os
+
+    import keras
+    import numpy as np
+
+    import farandole.keras as hvd
+    from farandole.core.api.commits.keeper import write_now
+
+    hvd.init()
+    lost = folder / "lost"
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), shard=True), "mse")
+    begun: dict[str, list[int]] = {}
+    stopping = [keras.callbacks.EarlyStopping("loss", patience=9) for _ in range(2)]
+
+    class Faults(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begun.setdefault(self.name, []).append(epoch)
+            if (self.name, epoch) == ("second", 2) and not lost.exists():
+                lost.touch()
+                os._exit(1 if write_now() else 0)
+
+    data = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    fits = [
+        model.fit(*data, batch_size=4, epochs=3, callbacks=[stop, Faults(name)], verbose=0)
+        for name, stop in zip(("first", "second"), stopping, strict=True)
+    ]
+    return {
+        "begun": begun,
+        "epochs": [fit.epoch for fit in fits],
+        "losses": [loss for fit in fits for loss in fit.history["loss"]],
+        "best": stopping[1].best,
+    }
+
+
+@pytest.mark.slow
+def test_a_commit_on_disk_belongs_to_one_fit(keras: Any, tmp_path: Path) -> None:
+    """A process that loads a commit of the second ``fit`` skips the first, and has the progress of
+    the callbacks.
+    """
+    settings = {"np": 1, "min_np": 1, "commit_dir": str(tmp_path / "commits")}
+    with pytest.raises(JobFailedError):
+        farandole.run(_trained_twice, (tmp_path,), **settings)
+    (found,) = farandole.run(_trained_twice, (tmp_path,), **settings)
+    assert found["begun"] == {"second": [2]}
+    assert found["epochs"] == [[0, 1, 2]] * 2
+    losses = found["losses"]
+    assert losses == sorted(losses, reverse=True)
+    assert found["best"] == losses[-1]

@@ -56,6 +56,7 @@ class FitProgress:
         self._number = len(_completed)
         self._sums: list[tuple[Any, Array]] = []
         self._taken = snapshots.taken(callbacks)
+        self._passed: list[dict[str, Any]] = []  # its history, if a loaded commit is of a later one
 
     def save(self) -> None:
         super().save()  # type: ignore[misc]
@@ -68,10 +69,26 @@ class FitProgress:
     def sync(self) -> None:
         """Adopt rank 0's state. The sums of metrics stay this rank's."""
         self._await_others()
+        passed: list[dict[str, Any]] = broadcast_object(self._passed)
+        if passed:
+            _completed.extend(passed)
+            raise PassedError(passed[0])
         received = broadcast_object(self._taken)
         super().sync()  # type: ignore[misc]
         self._taken = {**self._taken, **received}
         snapshots.put_back(self._callbacks, self._taken)
+
+    def saved_values(self) -> Any:
+        return super().saved_values(), self._taken, self._number, list(_completed)  # type: ignore[misc]
+
+    def use_saved_values(self, saved: Any) -> None:
+        """Return to ``saved``. A commit of a later ``fit`` is used in that one."""
+        values, taken, number, histories = saved
+        if number != self._number:
+            self._passed = histories[self._number : self._number + 1]
+            return
+        super().use_saved_values(values)  # type: ignore[misc]
+        self._taken = taken
 
     def restore_metrics(self) -> None:
         """Go on with the metrics of an epoch at the last commit."""
