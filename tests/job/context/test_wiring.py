@@ -315,6 +315,23 @@ def test_uneven_hosts_get_a_hierarchy_too(
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_do_not_wait_for_a_member_that_was_lost_while_they_connect(rank: int) -> None:
+    secret = new_secret()
+    server = StoreServer(secret)
+    client = StoreClient(server.address, secret)
+    place = Placement(rank=rank, size=2, generation=3)
+    connection = Connection(store=server.address, secret=secret)
+    try:
+        server.set(keys.broken(3), b"")
+        made = wiring._Wiring(place, connection, Settings(start_timeout=5.0), client, "test", 5.0)
+        with pytest.raises(PeerLostError, match=mentioning("membership 3")):
+            made.wire("tcp", "test", range(2))
+    finally:
+        client.close()
+        server.close()
+
+
 def test_who_is_late_is_named() -> None:
     secret = new_secret()
     server = StoreServer(secret)

@@ -103,6 +103,8 @@ class End(NamedTuple):
     host: str
     streams: int = 1  # connections per pair of ranks, where connections are used
     names: Sequence[int] = ()  # the ranks' names in errors and messages, if not 0, 1, 2, ...
+    # Called about once per second while ranks are missing; raises an error to end the wait.
+    check: Callable[[], None] = lambda: None
 
 
 class Wire(Protocol):

@@ -175,8 +175,11 @@ def _join(
             membership.find_store(client, placement)
             return placement, transport
         except (HorovodInternalError, RendezvousError, OSError) as error:
-            number = placement.generation
-            log.logger.info("membership %d could not be formed: %s", number, error)
+            # The loss of a member is reported by the driver. Only this rank knows of a network that
+            # does not reach another member.
+            is_late = isinstance(error, RendezvousError)
+            say = log.logger.warning if is_late else log.logger.info
+            say("membership %d could not be formed: %s", placement.generation, error)
 
 
 def _connect(placement: Placement, connection: Connection, settings: Settings) -> Transport:

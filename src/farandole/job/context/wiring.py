@@ -94,6 +94,7 @@ class _Wiring(NamedTuple):
             host=interfaces.offered(self.client.host, self.settings.network_interfaces),
             streams=self.settings.tcp_streams,
             names=ranks,
+            check=lambda: check_members(self.client, self.placement),
         )
         return collectives.over(registry.load("wire", name)(end))
 

@@ -24,4 +24,5 @@ def wire(end: End) -> TcpLink:
         host=end.host,
         streams=end.streams,
         names=end.names,
+        check=end.check,
     )

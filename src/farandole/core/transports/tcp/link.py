@@ -17,7 +17,7 @@ import select
 import socket
 import time
 from _operator import _compare_digest as compare_digest  # see handshake
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from farandole.base.contracts import Report
@@ -55,18 +55,17 @@ def connect(
     host: str = "127.0.0.1",
     streams: int = 1,
     names: Sequence[int] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> TcpLink:
     """Connect to all other ranks, which are found through ``store``.
 
     ``scope`` keeps the wires of one job apart: use a new one for every wire. ``host``: the
     interface to listen on; ``streams``: connections for data to each rank; ``names``: the numbers
-    of the ranks in messages; default: 0, 1, 2, ... Raises RendezvousError with the missing ranks
-    after ``timeout`` seconds.
+    of the ranks in messages; default: 0, 1, 2, ...; ``check``: called while ranks are missing, see
+    ``contracts.End``. Raises RendezvousError with the missing ranks after ``timeout`` seconds.
     """
     return _meet(
-        TcpRendezvous(
-            rank, size, secret, scope, store, timeout, host, streams=streams, names=names
-        ),
+        TcpRendezvous(rank, size, secret, scope, store, timeout, host, check, streams, names),
         None,
     )
 
