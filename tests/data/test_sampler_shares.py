@@ -69,7 +69,7 @@ def test_the_last_batch_is_full_or_left_out(place: Place, even: str, batch_count
     assert seen == ([*range(16)] if even == "drop" else sorted([*range(20), *range(4)]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     length=st.integers(1, 70),
     shares=st.integers(1, 8),
