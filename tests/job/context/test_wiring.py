@@ -316,7 +316,7 @@ def test_uneven_hosts_get_a_hierarchy_too(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_do_not_wait_for_a_member_that_was_lost_while_they_connect(rank: int) -> None:
+def test_a_member_is_lost_while_the_ranks_connect(rank: int) -> None:
     secret = new_secret()
     server = StoreServer(secret)
     client = StoreClient(server.address, secret)

@@ -79,7 +79,8 @@ class FitProgress:
         snapshots.put_back(self._callbacks, self._taken)
 
     def saved_values(self) -> Any:
-        return super().saved_values(), self._taken, self._number, list(_completed)  # type: ignore[misc]
+        values = super().saved_values()  # type: ignore[misc]
+        return values, self._taken, self._number, list(_completed)
 
     def use_saved_values(self, saved: Any) -> None:
         """Return to ``saved``. A commit of a later ``fit`` is used in that one."""
