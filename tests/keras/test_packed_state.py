@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 
 from farandole.keras.elastic import KerasState  # noqa: E402
 from tests.kits.messages import mentioning  # noqa: E402
+from tests.kits.packed_state import check_continues  # noqa: E402
 
 
 def made(units: int = 1) -> tuple[Any, Any]:
@@ -20,17 +20,6 @@ def made(units: int = 1) -> tuple[Any, Any]:
 
 
 def test_a_model_continues_from_a_packed_state() -> None:
-    x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
-    (first, model), (second, other) = made(), made()
-    model.train_on_batch(x, y)
-    first.epoch = 3
-    first.save()
-    packed = first.to_bytes(first.saved_values())
-    model.train_on_batch(x, y)
-    second.from_bytes(packed)
-    other.train_on_batch(x, y)
-    assert second.epoch == 3
-    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    packed = check_continues(made)
     with pytest.raises(ValueError, match=mentioning("(2, 1)", "(2, 3)")):
         made(units=3)[0].from_bytes(packed)

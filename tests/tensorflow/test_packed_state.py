@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from farandole.tensorflow.elastic import TensorFlowState  # noqa: E402
 from tests.kits.messages import mentioning  # noqa: E402
+from tests.kits.packed_state import check_continues  # noqa: E402
 
 
 def test_variables_continue_from_a_packed_state() -> None:
@@ -40,15 +40,4 @@ def test_a_model_of_keras_2_continues_from_a_packed_state() -> None:
         model.compile(keras2.optimizers.SGD(0.1, momentum=0.9), "mse")
         return KerasState(model, epoch=0), model
 
-    x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
-    (first, model), (second, other) = made(), made()
-    model.train_on_batch(x, y)
-    first.epoch = 3
-    first.save()
-    packed = first.to_bytes(first.saved_values())
-    model.train_on_batch(x, y)
-    second.from_bytes(packed)
-    other.train_on_batch(x, y)
-    assert second.epoch == 3
-    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    check_continues(made)

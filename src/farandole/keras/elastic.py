@@ -11,12 +11,12 @@ import numpy as np
 from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.ops import WORLD
-from farandole.core.api.state import ObjectState, check_fit
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import states_of
 from farandole.keras.optimizer import all_optimizers_of, gradients_of, innermost, optimizers_of
+from farandole.keras.saved_variables import SavedVariables
 from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class KerasState(ObjectState):
+class KerasState(SavedVariables):
     """The state of a model, its optimizers and plain values (``epoch=0, batch=0``).
 
     ``model``: a built model, with its compiled optimizer and any optimizer that it holds for a
@@ -110,16 +110,6 @@ class KerasState(ObjectState):
         for name, value in values.items():
             array = numpy_of(here[name])
             here[name].assign(value.view(array.dtype).reshape(array.shape))
-
-    def saved_values(self) -> Any:
-        return [value for _, value in self._copies], self._saved
-
-    def use_saved_values(self, saved: Any) -> None:
-        copies, values = saved
-        check_fit([value for _, value in self._copies], copies)
-        super().use_saved_values(values)
-        variables = [variable for variable, _ in self._copies]
-        self._copies = list(zip(variables, copies, strict=True))
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)

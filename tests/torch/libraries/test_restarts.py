@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kits.command import run_command
 
 pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 pytestmark = pytest.mark.slow
@@ -69,16 +68,6 @@ def test_a_trainer_continues_with_fewer_ranks(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("localhost:2")
     bounds = ["--min-np", "1", "--max-np", "2", "-np", "2", "--max-restarts", "2"]
     hosts = ["--host-discovery-script", f"file:{tmp_path}/hosts.txt"]
-    command = ["-m", "farandole.cli", "run", *bounds, *hosts, sys.executable, "train.py"]
-    done = subprocess.run(
-        [sys.executable, *command, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_command(tmp_path, *bounds, *hosts)
     epochs = [json.loads(line) for line in (tmp_path / "epochs").read_text().splitlines()]
     assert epochs == [[0, 2, 0], [0, 2, 1], [0, 2, 2], [1, 1, 2], [1, 1, 3]]

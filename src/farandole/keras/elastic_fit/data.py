@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,21 @@ import numpy as np
 from farandole.data import Permutation
 
 _BATCH = 32  # rows, the default of ``fit`` for arrays
+
+
+class ChosenBatches:
+    """The batches of data with the given numbers, in this order. The base of such data for one
+    version of Keras.
+    """
+
+    _whole: Any
+    _numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._numbers[index]]
 
 
 class Place(NamedTuple):

@@ -12,7 +12,7 @@ from farandole.job import context
 from farandole.job.config import Connection
 from farandole.keras.data import remaining_of_loader, shard_dataset, split_validation
 from farandole.keras.elastic import KerasState
-from farandole.keras.elastic_fit.data import Source, Tools, source_of
+from farandole.keras.elastic_fit.data import ChosenBatches, Source, Tools, source_of
 from farandole.keras.elastic_fit.loop import ElasticFit, Kit
 from farandole.keras.elastic_fit.progress import FitProgress
 from farandole.keras.optimizer import innermost, reducers_of
@@ -24,8 +24,8 @@ class FitState(FitProgress, KerasState):
     """The state of one ``fit`` of Keras 3."""
 
 
-class _Chosen(keras.utils.PyDataset):  # type: ignore[misc]
-    """The batches of a PyDataset with the given numbers, in this order."""
+class _Chosen(ChosenBatches, keras.utils.PyDataset):  # type: ignore[misc]
+    """The chosen batches of a PyDataset."""
 
     def __init__(self, whole: Any, numbers: Sequence[int]) -> None:
         super().__init__(
@@ -34,12 +34,6 @@ class _Chosen(keras.utils.PyDataset):  # type: ignore[misc]
             max_queue_size=whole.max_queue_size,
         )
         self._whole, self._numbers = whole, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._whole[self._numbers[index]]
 
 
 def _take(data: Any, rows: Any) -> Any:

@@ -12,12 +12,12 @@ from farandole.base.digests import whole_digest
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import broadcast_object
 from farandole.core.api.ops import WORLD
-from farandole.core.api.state import ObjectState, check_fit
 from farandole.job import context
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.constants import make_functions
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
+from farandole.keras.saved_variables import SavedVariables
 from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.tf_keras.optimizer import all_optimizers_of, plain_class, state_of
 from farandole.keras.tf_keras.slots import (
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class KerasState(ObjectState):
+class KerasState(SavedVariables):
     """The state of a Keras 2 model, its optimizers and plain values. Arguments and errors are the
     same as in ``farandole.keras.elastic.KerasState``.
     """
@@ -115,16 +115,6 @@ class KerasState(ObjectState):
         self._copies = [
             (variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]
         ]
-
-    def saved_values(self) -> Any:
-        return [value for _, value in self._copies], self._saved
-
-    def use_saved_values(self, saved: Any) -> None:
-        copies, values = saved
-        check_fit([value for _, value in self._copies], copies)
-        super().use_saved_values(values)
-        variables = [variable for variable, _ in self._copies]
-        self._copies = list(zip(variables, copies, strict=True))
 
     def _optimizers(self) -> list[Any]:
         found = all_optimizers_of(self.model)

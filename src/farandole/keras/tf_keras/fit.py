@@ -13,7 +13,7 @@ import tf_keras
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.job.config import Connection
-from farandole.keras.elastic_fit.data import Place, Source, Tools, source_of
+from farandole.keras.elastic_fit.data import ChosenBatches, Place, Source, Tools, source_of
 from farandole.keras.elastic_fit.loop import ElasticFit, Kit
 from farandole.keras.elastic_fit.progress import FitProgress
 from farandole.keras.tf_keras.elastic import KerasState
@@ -24,17 +24,11 @@ class FitState2(FitProgress, KerasState):
     """The state of one ``fit`` of Keras 2."""
 
 
-class _Chosen2(tf_keras.utils.Sequence):  # type: ignore[misc]
-    """The batches of a Sequence with the given numbers, in this order."""
+class _Chosen2(ChosenBatches, tf_keras.utils.Sequence):  # type: ignore[misc]
+    """The chosen batches of a Sequence."""
 
     def __init__(self, whole: Any, numbers: Sequence[int]) -> None:
         self._whole, self._numbers = whole, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._whole[self._numbers[index]]
 
 
 def _take(data: Any, rows: Any) -> Any:

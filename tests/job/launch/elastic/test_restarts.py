@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from farandole.job.elastic.discovery.script import ScriptDiscovery
 from farandole.job.elastic.options import ElasticOptions
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.elastic.restarts import SETTLE, RestartingCoordinator
+from tests.kits.command import run_command
 
 # DistributedDataParallel on gloo, which knows nothing of Farandole. Rank 1 ends at step 4 of the
 # first start. In the second start, hosts.txt gets two more slots at step 6.
@@ -69,20 +67,10 @@ def test_a_torch_script_restarts_with_other_sizes(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("localhost:2")
     options = ["--min-np", "2", "--max-np", "4", "--max-restarts", "3"]
     discovery = ["--host-discovery-script", f"file:{tmp_path}/hosts.txt"]
-    command = ["-m", "farandole", "run", *options, *discovery, sys.executable, "train.py"]
-    done = subprocess.run(
-        [sys.executable, *command, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    reported = run_command(tmp_path, *options, *discovery)
     starts = [json.loads(line) for line in (tmp_path / "starts").read_text().splitlines()]
     assert starts == [[0, "3", 2, 0], [1, "3", 2, 4], [1, "3", 4, 6]]
-    assert "SIGKILL" in done.stderr
+    assert "SIGKILL" in reported
 
 
 def options(**values: Any) -> ElasticOptions:

@@ -1,0 +1,23 @@
+"""The saved values of Keras variables in a state, for Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.core.api.state import ObjectState, check_fit
+
+
+class SavedVariables(ObjectState):
+    """A state whose ``_copies`` has each variable with its saved value, as an array."""
+
+    _copies: list[tuple[Any, Any]]
+
+    def saved_values(self) -> Any:
+        return [value for _, value in self._copies], self._saved
+
+    def use_saved_values(self, saved: Any) -> None:
+        copies, values = saved
+        check_fit([value for _, value in self._copies], copies)
+        super().use_saved_values(values)
+        variables = [variable for variable, _ in self._copies]
+        self._copies = list(zip(variables, copies, strict=True))
