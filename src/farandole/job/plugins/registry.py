@@ -93,6 +93,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "keras": "farandole.keras.elastic:KerasState",
         "tf_keras": "farandole.keras.tf_keras.elastic:KerasState",
     },
+    # The places of elastic jobs, by a launcher whose cluster finds the hosts itself.
+    "places": {"spark": "farandole.job.launch.elastic.spark.places:spark_places"},
     # What a state does at a commit, by a check.
     "commit_check": {
         "replicas": "farandole.checks.replica_repair:ReplicaRepair",

@@ -11,14 +11,9 @@ from farandole.errors import SettingsError
 from farandole.job.elastic.discovery.watch import HostWatch
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.contract import JobRequest
-from farandole.job.launch.elastic.places import (
-    FindingPlaces,
-    LocalPlaces,
-    Places,
-)
+from farandole.job.launch.elastic.places import FindingPlaces, LocalPlaces, Places
 from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.job import Job
-from farandole.job.launch.launchers.spark import SparkLauncher
 from farandole.job.launch.limits import check_open_files
 from farandole.job.launch.preparation import (
     describe,
@@ -77,15 +72,14 @@ def cluster_of(job: Job, plan: ElasticPlan) -> FindingPlaces | None:
     Raises SettingsError if the cluster has no place for the job.
     """
     launcher = job.launcher
-    if launcher == "spark":
-        launcher = registry.load("launcher", launcher)()
-    if not isinstance(launcher, SparkLauncher):
+    name = launcher if isinstance(launcher, str) else launcher.name
+    if name not in registry.names("places"):
         return None
-    # Imported here because other jobs do not need it.
-    from farandole.job.launch.elastic.spark.places import spark_places
-
+    if isinstance(launcher, str):
+        launcher = registry.make("launcher", launcher)
     request = JobRequest(plan.options.np, title(job), job.hosts, settings=job.settings)
-    found = spark_places(launcher, plan.options, request)
+    find = registry.load("places", name)
+    found: FindingPlaces = find(launcher, plan.options, request)
     if not job.display.quiet:
         job.display.note(found.describe())
     return found
@@ -101,7 +95,7 @@ def places_of(job: Job, hosts: Iterable[str]) -> Places:
     if launcher not in ("auto", "local", "ssh"):
         raise SettingsError(
             f"an elastic job cannot use the launcher {launcher!r}. Use --launcher local, ssh or"
-            " spark, or a job of a fixed size"
+            f" {', '.join(registry.names('places'))}, or a job of a fixed size"
         )
     elsewhere = not all(is_here(host.rpartition("@")[2]) for host in hosts)
     if launcher == "ssh" or elsewhere:
