@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -45,6 +46,8 @@ class Outcome(NamedTuple):
 
     - ``seconds``: The times from each kill to the next step, in seconds.
     - ``joins``: The pauses of rank 0 between two steps while ranks joined, in seconds.
+    - ``kept``: The steps by the number that undisturbed ranks would have made; nan if the faults
+      follow too closely to know it.
     - ``faults``: A sentence for each fault; none for a perfect trial.
     """
 
@@ -53,6 +56,7 @@ class Outcome(NamedTuple):
     memberships: int
     seconds: list[float]
     joins: list[float]
+    kept: float
     faults: list[str]
 
 
@@ -113,6 +117,7 @@ def trial(
             text.count("membership ") + 1,
             recoveries(lines, killed),
             pauses(lines, killed),
+            kept_throughput(lines, killed),
             faults,
         )
 
@@ -255,6 +260,30 @@ def pauses(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
     return found
 
 
+def kept_throughput(lines: Sequence[Line], killed: Sequence[float], calm: float = 10.0) -> float:
+    """Return the steps made from the first kill to the last step, by the number that undisturbed
+    ranks would have made in that time, or nan if fewer than 100 steps are undisturbed.
+
+    A step is undisturbed if no rank was killed in the ``calm`` seconds before its end. So the time
+    in which a new process is started counts against the disturbed job.
+    """
+    first = dict[int, float]()
+    for line in lines:
+        if line.what == "commit":
+            first.setdefault(line.step, line.time)
+    times = sorted(first.values())
+    undisturbed = [
+        after - before
+        for before, after in itertools.pairwise(times)
+        if not any(after - calm < when < after for when in killed)
+    ]
+    disturbed = [time for time in times if killed and time > killed[0]]
+    if len(undisturbed) < 100 or len(disturbed) < 2:
+        return math.nan
+    possible = (disturbed[-1] - killed[0]) / statistics.fmean(undisturbed)
+    return len(disturbed) / possible
+
+
 def _left(folder: Path) -> list[str]:
     """Return a sentence for each process that is still running after 5 s."""
     deadline = time.monotonic() + 5.0
@@ -287,6 +316,8 @@ def main() -> int:
         if seconds:
             median, most = statistics.median(seconds), max(seconds)
             out(f"{name}: median {median:.3f} s, most {most:.3f} s ({len(seconds)} times)\n")
+    if not math.isnan(found.kept):
+        out(f"throughput: {found.kept:.1%} of the undisturbed ranks'\n")
     for fault in found.faults:
         out(f"FAULT: {fault}\n")
     return 1 if found.faults else 0

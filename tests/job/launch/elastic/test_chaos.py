@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from benchmarks.elastic.chaos import Line, faults_of, lost_pushes, trial
+from benchmarks.elastic.chaos import Line, faults_of, kept_throughput, lost_pushes, trial
 
 pytestmark = pytest.mark.slow
 
@@ -38,3 +40,11 @@ def test_faults_are_found() -> None:
     assert list(lost_pushes([*pushes, lines[3]], 0)) == []
     assert list(lost_pushes([*pushes, lines[3]._replace(what="end:2.0")], 1)) != []
     assert list(lost_pushes([*pushes, lines[3]._replace(what="end:5.0")], 1)) != []
+
+
+def test_throughput_counts_the_time_after_kills() -> None:
+    """A step takes 0.1 s, and 2 s are lost after a kill: 199 steps in 21.8 s."""
+    calm = [Line("commit", 0.1 * step, step, 0, 2, 0) for step in range(201)]
+    later = [Line("commit", 22 + 0.1 * step, 201 + step, 0, 2, 0) for step in range(199)]
+    assert math.isclose(kept_throughput([*calm, *later], [20.0], calm=2.5), 199 / 218, rel_tol=0.02)
+    assert math.isnan(kept_throughput([*calm, *later], [0.1 * step for step in range(400)]))
