@@ -1,7 +1,7 @@
 """Everything that Farandole raises on purpose.
 
 RuntimeError
-├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
+├── HorovodInternalError       a collective failed; the job may continue after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
 │   │   ├── ServerLostError    a parameter server died or stopped, and it has no replica left
 │   │   └── StalledError       another rank stayed away for too long, and this one ended the job

@@ -1,8 +1,8 @@
 """Reads bytecode to find out whether two calls in one function are alternatives.
 
 Ranks that take different branches of an ``if`` call unnamed collectives from different lines, which
-is no mistake. Only the compiled function shows whether one pass can reach both lines. An error in
-this analysis suppresses a warning or adds one; it changes no result.
+is not a mistake. Only the compiled function shows whether one pass can reach both lines. An error
+in this analysis suppresses a warning or adds one; it changes no result.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ NONFINITE_DATA = FindingKind(
 
 HELD_STATE = FindingKind(
     "FAR026",
-    "different state that is no variable: a vocabulary, bin edges, constants (Keras), "
-    "`get_extra_state` (PyTorch)",
+    "different state that is not a variable: a vocabulary, bin edges, constants (Keras),"
+    " `get_extra_state` (PyTorch)",
     "Each rank adapted a layer to its own part of the data, so the same input means something else"
     " on each rank.",
     "Adapt layers to the same data on all ranks, or to the whole data on rank 0 and broadcast.",

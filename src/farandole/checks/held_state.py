@@ -1,5 +1,5 @@
-"""Detects objects whose state is no variable and differs between ranks, such as the vocabulary of a
-lookup layer that each rank adapted to its own data.
+"""Detects objects whose state is not a variable and differs between ranks, such as the vocabulary
+of a lookup layer that each rank adapted to its own data.
 
 Gradients of such ranks are averaged although row k of an embedding means another word on each rank.
 """
@@ -85,9 +85,9 @@ def different_state(
         return None
     other = states[odd[0]]
     text = (
-        f"{mine.owner} has another {mine.what} on {ranks_named([ranks[place] for place in odd])}"
-        f"{_shown(other)} than on rank {ranks[root]}{_shown(mine)}, so equal inputs have different"
-        " meanings on these ranks."
+        f"{mine.owner} has a different {mine.what} on"
+        f" {ranks_named([ranks[place] for place in odd])}{_shown(other)} than on rank"
+        f" {ranks[root]}{_shown(mine)}, so equal inputs have different meanings on these ranks."
     )
     text += f" All ranks now use the {mine.what} of rank {ranks[root]}. " if taken else " "
     return HELD_STATE.finding(f"{text}{cure}", cure=cure, where=mine.owner)

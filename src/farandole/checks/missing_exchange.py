@@ -19,7 +19,7 @@ from farandole.job import context
 
 def outcome(size: int, digests: Sequence[int] | None) -> str:
     """Describe the models of ``size`` ranks that exchange nothing. ``digests``: digests of their
-    weights after equally many steps.
+    weights after the same number of steps.
     """
     if digests is None:
         return f"{size} separate models, or the same one {size} times if all read the same data"

@@ -43,7 +43,7 @@ def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
 
 
 def warn(finding: Finding) -> None:
-    """Log a finding, whatever the value of ``--check``."""
+    """Log a finding, regardless of the value of ``--check``."""
     finding = _placed(finding)
     record(finding)
     getattr(logger, finding.level)("%s", finding.message)

@@ -162,7 +162,7 @@ def _add_running(parser: Parser) -> None:
         "--rows-per-file",
         type=int,
         metavar="N",
-        help="most rows per output file (default: 131072)",
+        help="maximum number of rows per output file (default: 131072)",
     )
     parser.add_argument(
         "--signature", metavar="NAME", help="signature of the SavedModel (default: serving_default)"

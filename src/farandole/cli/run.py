@@ -76,7 +76,7 @@ def _add_placement(made: Parser, launchers: Sequence[str]) -> None:
         *_PROC,
         dest="np",
         metavar="N",
-        help="number of processes; auto: as many as suit this machine",
+        help="number of processes; auto: chosen for this machine",
     )
     add(
         "-H",
@@ -92,7 +92,7 @@ def _add_placement(made: Parser, launchers: Sequence[str]) -> None:
     add(
         "--launcher",
         metavar="NAME",
-        help=f"how processes are started: {', '.join(['auto', *launchers])}",
+        help=f"how to start processes: {', '.join(['auto', *launchers])}",
     )
     add(
         "--config-file",

@@ -269,16 +269,18 @@ OWN = (
         str,
         "program that prints the hosts of an elastic job, host or host:slots per line",
     ),
-    Flag(("--min-np", "--min-num-proc"), int, "fewest processes of an elastic job"),
-    Flag(("--max-np", "--max-num-proc"), int, "most processes of an elastic job"),
+    Flag(("--min-np", "--min-num-proc"), int, "minimum number of processes of an elastic job"),
+    Flag(("--max-np", "--max-num-proc"), int, "maximum number of processes of an elastic job"),
     Flag(
         ("--slots-per-host",),
         int,
-        "slots of hosts that the script prints without a number",
+        "number of slots of hosts that the script prints without one",
         name="slots",
     ),
-    Flag(("--elastic-timeout",), int, "seconds to wait for enough slots of an elastic job"),
-    Flag(("--reset-limit",), int, "most changes of an elastic job's processes"),
+    Flag(
+        ("--elastic-timeout",), int, "maximum wait for enough slots of an elastic job, in seconds"
+    ),
+    Flag(("--reset-limit",), int, "maximum number of membership changes of an elastic job"),
     Flag(("--disable-cache",), bool, "repeat the check of hosts", note="nothing is cached"),
     Flag(
         ("--network-interface", "--network-interfaces"),
@@ -286,7 +288,7 @@ OWN = (
         "interfaces for the job's traffic",
         name="nics",
     ),
-    Flag(("-p", "--ssh-port"), int, "port of ssh"),
+    Flag(("-p", "--ssh-port"), int, "ssh port"),
     Flag(("-i", "--ssh-identity-file"), str, "private key file for ssh"),
     Flag(
         ("--mpi-args",),
@@ -350,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("MIN", "MAX"),
-        help="seconds for which a host with a failed process is left out of an elastic job",
+        help="seconds for which an elastic job excludes a host after a process failed there",
     )
     for flag in (*OWN, *TUNABLE):
         if flag.kind is bool:

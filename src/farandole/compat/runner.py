@@ -102,7 +102,7 @@ def _note_ignored(**arguments: Any) -> None:
 
 
 def _starts_by_mpi(use_mpi: bool | None, mpi_args: str | None) -> bool:
-    """Return whether mpirun starts the ranks; log the arguments without effect."""
+    """Return whether mpirun starts the ranks; log the arguments that have no effect."""
     by_mpi = bool(use_mpi) and mpi.found() is not None
     if mpi_args or (use_mpi and not by_mpi):
         why = (

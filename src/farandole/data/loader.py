@@ -143,7 +143,7 @@ class Prefetch:
                 self._changed.notify_all()
 
     def _put(self, batch: Any) -> bool:
-        """Wait for room; return False if the batch is not wanted any more."""
+        """Wait for room; return False if the batch is no longer wanted."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.ready) < self._size or self._closed)
             if self._closed:

@@ -37,7 +37,7 @@ class DistributedSampler:
     the epoch. ``drop_last``: the same as ``even="drop"``. ``even``: the treatment of samples that
     do not divide evenly among the ranks, by default "pad":
 
-    - ``"pad"``: some samples are taken twice, so that all ranks have equally many;
+    - ``"pad"``: some samples are taken twice, so that all ranks have the same number;
     - ``"drop"``: the last few are left out of this epoch;
     - ``"weights"``: like "pad", and ``weights()`` returns the weight of each sample, so that
       averages over ranks equal one process's averages.

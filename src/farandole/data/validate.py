@@ -13,8 +13,8 @@ from farandole.errors import SettingsError
 def as_int(name: str, value: Any, least: int | None = None, *, floats: bool = False) -> int:
     """Return ``value`` as a Python int, which unlike numpy's does not overflow.
 
-    Raises SettingsError if it is no integer, or less than ``least``. ``floats``: accept whole
-    floats, such as 1e9.
+    Raises SettingsError if it is not an integer, or is less than ``least``. ``floats``: accept
+    whole floats, such as 1e9.
     """
     if floats and isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     ``rows``: the number of rows that count; a rank without rows holds a row of another rank, which
     does not count. ``share``: the factor for the mean over this rank's rows, so that the average
     over ranks equals the mean over all rows. ``even``: the number of rows per rank if all ranks had
-    equally many. ``others``: columns made by transformation_fn, by name, for a model that takes
-    columns by name.
+    the same number of rows. ``others``: columns made by transformation_fn, by name, for a model
+    that takes columns by name.
     """
 
     inputs: tuple[Array, ...]

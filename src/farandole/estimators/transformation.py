@@ -26,7 +26,7 @@ def transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arra
     the declared dtypes and shapes.
 
     Raises DataError for a function that fails, for rows that lack a column, and for values of
-    several shapes or of another shape than the declared one.
+    several shapes or of a shape other than the declared one.
     """
     changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
@@ -174,9 +174,9 @@ def _stacked(name: str, values: Any) -> Array:
         if array.dtype.kind not in _NUMBERS:
             raise DataError(
                 f"transformation_fn returns {value!r:.{_SHOWN}} ({type(value).__name__}) for"
-                f" {name!r} in row {index} of a batch, which becomes no array of numbers: return a"
-                " number, or an array or list of numbers; or, if the model does not take the"
-                f" column, give transformation_removed_fields=[{name!r}]"
+                f" {name!r} in row {index} of a batch, which does not become an array of numbers:"
+                " return a number, or an array or list of numbers; or, if the model does not take"
+                f" the column, give transformation_removed_fields=[{name!r}]"
             )
         if arrays and array.shape != arrays[0].shape:
             raise DataError(

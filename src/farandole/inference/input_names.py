@@ -61,8 +61,8 @@ def crossed(given: Sequence[str], names: Sequence[str]) -> str:
 
 
 def keys_of(model: Any) -> dict[str, Any]:
-    """Return the inputs of a Keras model, if they are a dict: Keras uses its keys, whatever the
-    names of the Input layers.
+    """Return the inputs of a Keras model, if they are a dict: Keras uses its keys, regardless of
+    the names of the Input layers.
 
     None stands for inputs that are only known from a call.
     """

@@ -175,7 +175,7 @@ def run_if(due: Any, call: HostExchange, values: Sequence[Any]) -> Sequence[Any]
 
 
 def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
-    """Return the updates that lead from ``params`` to ``weights``; for leaves that are no weights,
+    """Return the updates that lead from ``params`` to ``weights``; for leaves that are not weights,
     the updates in ``found``.
     """
     leaves, kind = jax.tree_util.tree_flatten(params)

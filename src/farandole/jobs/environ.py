@@ -17,7 +17,7 @@ from farandole.job.runs.folder import RunFolder, read_json, write_json
 from farandole.job.runs.home import RunsHome
 from farandole.job.runs.spec import RunSpec
 
-# TOKENIZERS_PARALLELISM of Hugging Face is no secret. FARANDOLE_INPUT_<name> is a full URL.
+# TOKENIZERS_PARALLELISM of Hugging Face is not a secret. FARANDOLE_INPUT_<name> is a full URL.
 _SECRET = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|^FARANDOLE_INPUT_", re.IGNORECASE
 )

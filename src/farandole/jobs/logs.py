@@ -42,7 +42,7 @@ class RunLogs:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "the logs of run %s are incomplete from here on: %s; the run goes on",
+                    "the logs of run %s are incomplete from here on: %s; the run continues",
                     self._folder.run_id,
                     error.strerror,
                 )

@@ -301,7 +301,7 @@ class _Stopped(BaseException):
 class _StopWatch:
     """Ends the attempt on a request to cancel or after its time limit.
 
-    ``reason`` is ``CANCEL``, a text for the user, or empty while the attempt may go on.
+    ``reason`` is ``CANCEL``, a text for the user, or empty while the attempt may continue.
     """
 
     def __init__(self, folder: RunFolder, time_limit: float) -> None:

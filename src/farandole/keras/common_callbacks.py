@@ -264,8 +264,8 @@ class Tracking:
     """Record the metrics of each epoch in the run, under their names in ``logs``; outside a run,
     nothing.
 
-    ``fit`` in a job of several ranks does so by itself on Keras 3. ``every``: record the metrics of
-    every so many batches as well, as ``batch/<name>``; 0 for none.
+    ``fit`` in a job of several ranks does so automatically on Keras 3. ``every``: also
+    record the metrics of every ``every``-th batch, as ``batch/<name>``; 0 for none.
     """
 
     def __init__(self, every: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The state of Keras layers that is no variable: vocabularies, bin edges, assets, constants. For
+"""The state of Keras layers that is not a variable: vocabularies, bin edges, assets, constants. For
 Keras 2 and Keras 3.
 
 Ranks share it before they share the weights: rank 0's is used on all ranks, and layers that had

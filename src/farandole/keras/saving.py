@@ -1,4 +1,4 @@
-"""Loading models that go on training together."""
+"""Loading models that continue training together."""
 
 from __future__ import annotations
 

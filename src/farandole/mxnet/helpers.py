@@ -43,7 +43,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Save ``obj`` on rank 0, completely or not at all.
 
     The old file is replaced once the new one is on disk, so a job that ends meanwhile leaves the
-    old file. All ranks call this, and return when the file is there.
+    old file. All ranks call this, and return when the file is complete.
     """
 
     def write(place: str) -> None:

@@ -82,7 +82,7 @@ def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep],
     place).
 
     ``when_done(keep)`` is called soon, on any thread. It must arrange a call of ``keep(None)``, on
-    any thread, once the values are there, or of ``keep(error)``, which is raised to readers of
+    any thread, once the values are available, or of ``keep(error)``, which is raised to readers of
     ``target``.
     """
     global _open

@@ -4,7 +4,7 @@ TCP reports a process that ends, but not a host or a network that vanishes. The 
 connections (keepalive), but while data is in flight it retransmits for 16 minutes instead.
 ``TCP_USER_TIMEOUT`` would end this earlier, but would also end a connection to a program that does
 not read for a while. This module therefore checks when the other kernel last acknowledged data,
-which it does whatever the program does.
+regardless of the program's activity.
 
 A vanished host is detected after 7 to 8 seconds; a link that stalls for 5 seconds and recovers is
 not reported.

@@ -63,8 +63,8 @@ def run_elastic(
         min_np, max_np: Horovod's earlier names of ``min_num_proc`` and ``max_num_proc``.
 
     Raises:
-        JobFailedError: The job cannot go on (a RuntimeError); includes the traceback of the failed
-            rank.
+        JobFailedError: The job cannot continue (a RuntimeError); includes the traceback of the
+            failed rank.
         RendezvousError: The tasks do not start in time.
         SettingsError: The request is impossible (a ValueError): no session, too few slots, bounds
             that contradict each other.

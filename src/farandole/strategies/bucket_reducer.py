@@ -173,7 +173,7 @@ class BucketReducer:
             self._begin()
 
     def start_over(self) -> None:
-        """Expect the gradients of a new step, whatever the state of the last one: the program
+        """Expect the gradients of a new step, regardless of the state of the last one: the program
         returns to an earlier state. Buckets stay in flight (if backward raised), because other
         ranks may wait for them.
         """

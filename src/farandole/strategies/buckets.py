@@ -362,8 +362,8 @@ def partition(
 ) -> list[list[int]]:
     """Deal ``order`` to buckets of about ``limit`` bytes, each of one dtype on one device.
 
-    Members of one of the ``groups`` (lists, or a number of them) stay together whatever their size.
-    Buckets are sorted by their last member, whose arrival completes them.
+    Members of one of the ``groups`` (lists, or a number of them) stay together regardless of their
+    size. Buckets are sorted by their last member, whose arrival completes them.
     """
     bucket_of = {
         index: number for number, group in enumerate(groups_of(order, groups)) for index in group

@@ -85,7 +85,7 @@ class QuorumEncoding(WholeEncoding):
         last exchange: a late rank's weights are old, but not its changes.
         """
         has_met = self._meeting is not None and bool(slots)
-        # Afterwards no rank gives changes any more. A rank without data may never have met.
+        # From here on, no rank sends changes. A rank without data may never have met.
         if not self.session.mean.any_of(has_met):
             super().average(weights, slots, statistics)
             return
@@ -125,7 +125,7 @@ class QuorumEncoding(WholeEncoding):
         self.reset()
 
     def _attend(self, steps: int, changes: Sequence[Array]) -> Sequence[Array] | None:
-        """Return the values after the next average; None if there is no convener any more."""
+        """Return the values after the next average; None if the convener is gone."""
         assert self._meeting is not None
         try:
             return self._meeting.attend(self._turn, steps, changes)

@@ -1,7 +1,7 @@
 """Collectives as graph operations that hold none of TensorFlow's threads while they wait.
 
 TensorFlow has only as many threads as cores. If each were held by a collective that waits for
-another rank, and the other rank's threads likewise, all would wait for ever. So a collective is
+another rank, and the other rank's threads likewise, all would wait forever. So a collective is
 three operations: one starts it and returns, one waits, and one fetches the result. The waiting
 operation is TensorFlow's own: a queue's dequeue, which gives up its thread until something is put
 into the queue. Each execution has its own queue from a pool, so results cannot be mixed up.

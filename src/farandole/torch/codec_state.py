@@ -27,8 +27,8 @@ def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
 def load(
     codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None, *, own: bool
 ) -> None:
-    """Load the state that ``state_of`` returned on this rank, with equally many ranks and the same
-    codec.
+    """Load the state that ``state_of`` returned on this rank, with the same number of ranks and the
+    same codec.
 
     Any other state empties the codec, because its residuals belong to other weights. ``own``: the
     optimizer created the codec; one that the program created is left unchanged then, because the

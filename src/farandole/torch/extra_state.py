@@ -1,4 +1,4 @@
-"""Comparison of the extra state of modules (``get_extra_state``), which is no tensor that a
+"""Comparison of the extra state of modules (``get_extra_state``), which is not a tensor that a
 broadcast could overwrite.
 """
 

@@ -48,7 +48,7 @@ def seed_everything(seed: int) -> torch.Generator:
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """Save on rank 0 with ``torch.save``, completely or not at all. The new file replaces the old
     one when it is on disk, so a job that ends meanwhile leaves the old file. All ranks call this
-    function, and return when the file is there.
+    function, and return when the file is complete.
     """
     helpers.saved_by_rank_0(lambda place: torch.save(obj, place, **options), path)
 

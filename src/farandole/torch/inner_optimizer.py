@@ -31,7 +31,7 @@ def places_of(optimizer: Any, known: Mapping[int, int]) -> list[int]:
 
 def _facts(optimizer: Any, group: Mapping[str, Any]) -> InnerOptimizer:
     momentum = Momentum()
-    # with dampening, the first gradient has another weight than the others
+    # with dampening, the first gradient has a different weight than the others
     if isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
         momentum = Momentum(float(group["momentum"]), bool(group["nesterov"]))
     return InnerOptimizer(

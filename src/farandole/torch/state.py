@@ -102,7 +102,7 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
-    Ranks may have another state than the root, or none; all have the root's afterwards. Tensors
+    Ranks may have a different state than the root, or none; all have the root's afterwards. Tensors
     that fit are overwritten in place. The state of a distributed optimizer's strategy is included
     if the ranks share it (else it begins again on all), and so is its number of steps. As in
     Horovod, an optimizer without state gets zero gradients.

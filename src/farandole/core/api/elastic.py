@@ -119,7 +119,7 @@ def _loop(
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if lost:
                 _warn_of_own(error)
-                # An asynchronous centre is never rolled back, and its ranks go on from it.
+                # An asynchronous centre is never rolled back, and its ranks continue from it.
                 if not (context.is_elastic() and context.follows_centre()):
                     state.restore()
             elif keeper is not None:

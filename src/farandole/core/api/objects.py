@@ -97,8 +97,8 @@ def _agree_on_reading(
     serial: int,
     process_set: ProcessSet,
 ) -> None:
-    """Raise ValueError on all ranks if any rank could not unpickle the object, so that no rank goes
-    on without the others.
+    """Raise ValueError on all ranks if any rank could not unpickle the object, so that no rank
+    continues without the others.
     """
     text = "" if unread is None else f"{type(unread).__name__}: {unread}"
     message = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)

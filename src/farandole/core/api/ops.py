@@ -299,7 +299,7 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
     label = f"{prefix}{kind.name.lower()}"
     if name is not None:
         return f"{label}.{name}", 0
-    # the root of a broadcast may call it from another line than the receiving ranks
+    # the root of a broadcast may call it from a different line than the receiving ranks
     return (
         f"{label}.noname",
         engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call(),

@@ -160,9 +160,9 @@ class State:
         """Raise HostsUpdatedInterrupt on all ranks if a rank was notified of a change of hosts; in
         a job of a fixed size, if rank 0 was.
 
-        With a strategy that does not wait for all ranks (``quorum``), each rank raises it by
-        itself, also after a loss. Otherwise collective; raises HorovodInternalError if a rank is
-        lost meanwhile.
+        With a strategy that does not wait for all ranks (``quorum``), each rank raises it
+        independently, also after a loss. Otherwise collective; raises HorovodInternalError if a
+        rank is lost meanwhile.
         """
         if not context.is_between_steps():
             return
@@ -182,7 +182,7 @@ class State:
         is_new = (last, number) != (self._last_update, self._last_notice)
         found = is_new, last, number, int(changes)
         # One reduction is a third of the exchanges of an object, and completes the commit: no rank
-        # goes on before all have saved it.
+        # continues before all ranks have saved it.
         is_new, last, number, changes = (
             context.agree_on_changes(*found) if context.is_elastic() else self._bcast_object(found)
         )

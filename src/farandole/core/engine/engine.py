@@ -418,7 +418,7 @@ class Engine:
         return True
 
     def _ask(self, repeat: Repeat) -> None:
-        """Post the first queued item. If other ranks are late or request more, the round goes on
+        """Post the first queued item. If other ranks are late or request more, the round continues
         normally.
         """
         board, outbox = self.transport.board, self._outbox

@@ -272,6 +272,6 @@ class ConvenerLink(Partner):
 
 
 def _check(session: Session) -> None:
-    """Raise TimeoutError if the other end's host does not answer any more."""
+    """Raise TimeoutError if the other end's host no longer answers."""
     if silent(session.sock):
         raise TimeoutError(f"{session.peer} does not answer")

@@ -52,7 +52,7 @@ class Attended(Protocol):
         """Let no average wait for this rank until it attends again."""
 
     def close(self) -> None:
-        """Take no part in averages any more. May be called twice."""
+        """Stop taking part in averages. May be called twice."""
 
 
 class PeerServer(Listener):

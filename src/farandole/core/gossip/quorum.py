@@ -50,8 +50,8 @@ class Window(NamedTuple):
         return self._replace(present=self.present | {rank}, late=self.late | {rank})
 
     def leave(self, rank: int, now: float) -> Window:
-        """Return the window without ``rank``, which will not arrive any more. A rank that has
-        arrived already takes part.
+        """Return the window without ``rank``, which will no longer arrive. A rank that has arrived
+        already takes part.
         """
         return self._replace(present=self.present - {rank})._completed(now)
 

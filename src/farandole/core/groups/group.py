@@ -124,7 +124,7 @@ class CollectiveGroup:
 
         - ``what``: The name of the call.
         - ``last``: A function to run after success, see ``Call``. Its errors concern only this
-          rank, and the group goes on.
+          rank, and the group continues.
         - ``wait``: Run the call before returning.
         - ``held_by``: See ``CallQueue.start``.
 

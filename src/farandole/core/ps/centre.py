@@ -33,7 +33,7 @@ class Centre:
     ``clocks``: the decisions about pushes; ``values``: flat arrays, which the centre keeps. The
     last ``statistics`` of them are untrained: ranks push their values, not their changes.
 
-    The pushes of a synchronous step are added up in the order of ranks, whatever the order of their
+    The pushes of a synchronous step are added up in the order of ranks, regardless of the order of
     arrival, so that two equal runs end with the same bits.
     """
 

@@ -112,7 +112,7 @@ class ServerConnection:
 
     def _look(self) -> None:
         """Handle a silent server. If it does not accept a test connection, it is stopped, and its
-        replica takes over. Without a replica, warn and go on waiting, up to ``patience``.
+        replica takes over. Without a replica, warn and continue to wait, up to ``patience``.
         """
         if self._hurried:
             raise TimeoutError(f"no data for {LAST:g} s")

@@ -138,7 +138,7 @@ class CentreGroup:
                 }
 
     def succeed(self, before: CentreGroup, commit: int) -> None:
-        """Take over from the group of an earlier membership, whose ranks are not served any more.
+        """Take over from the group of an earlier membership, whose ranks are no longer served.
 
         Asynchronous ranks continue with its centre. Synchronous ranks bring the weights of their
         commit, and continue with the optimizer's state of that ``commit``; if there is none, the

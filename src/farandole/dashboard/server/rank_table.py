@@ -110,7 +110,7 @@ def _row(
 def _ended(
     folder: RunFolder, known: RankRecordsRead, members: Collection[int]
 ) -> list[dict[str, Any]]:
-    """Return a row for each of the latest processes of an elastic run that have ended and are no
+    """Return a row for each of the latest processes of an elastic run that have ended and are not
     members; ``rank`` is None.
     """
     ended = [

@@ -121,7 +121,7 @@ class ClassColumns(NamedTuple):
         if scored and several and self.kind is not None and self.kind.binary:
             raise SettingsError(
                 f"the loss is of two classes, and the model returns {shape[0]} numbers: they are"
-                " no scores of exclusive classes. Leave out raw_prediction_col and"
+                " not scores of exclusive classes. Leave out raw_prediction_col and"
                 " probability_col, or give output_kind="
             )
         makers = {

@@ -111,8 +111,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return {}
 
     def kind_of_outputs(self, payload: Mapping[str, Any]) -> OutputKind | None:
-        """Return what the loss takes from a classifier; None if it is no loss of a classifier, or
-        unknown.
+        """Return what the loss takes from a classifier; None if it is not the loss of a classifier,
+        or unknown.
         """
         return None
 

@@ -45,14 +45,14 @@ COMMON = (
     Row(
         "min_num_proc",
         None,
-        "least number of ranks with which training continues when ranks are lost; default: a lost"
-        " rank ends training",
+        "minimum number of ranks with which training continues when ranks are lost; default: a"
+        " lost rank ends training",
         _int,
     ),
     Row(
         "max_num_proc",
         None,
-        "greatest number of ranks of an elastic training; default: num_proc",
+        "maximum number of ranks of an elastic training; default: num_proc",
         _int,
     ),
     Row("store", None, "store of the runs' checkpoints, and of the data during training"),
@@ -102,7 +102,7 @@ COMMON = (
     Row(
         "partitions_per_process",
         10,
-        "no effect: ranks share the rows exactly, whatever the files",
+        "no effect: ranks share the rows exactly, regardless of the files",
         _int,
     ),
     Row("run_id", None, "name of the run; an existing run in the store is continued", _text),

@@ -44,7 +44,7 @@ def split(
     and keeps equal rows together.
     """
     columns = [F.col(quote(name)) for name in names]
-    quoted = [  # quoted names, whatever their case in the DataFrame
+    quoted = [  # quoted names, regardless of their case in the DataFrame
         column if name in frame.columns else column.alias(name)
         for name, column in zip(names, columns, strict=True)
     ]

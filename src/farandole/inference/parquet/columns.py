@@ -29,7 +29,7 @@ def merged_schema(files: Sequence[Any], first: Any) -> Any:
             schema = pa.unify_schemas([schema, instants(file)], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
-                f"{file.path}: a column has another type than in {files[0].path}, and no type"
+                f"{file.path}: a column has a different type than in {files[0].path}, and no type"
                 f" holds both ({error}). Convert one of the files, or predict for each separately"
             ) from None
     names = dict.fromkeys([*first.names, *schema.names])

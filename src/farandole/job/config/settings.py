@@ -28,7 +28,7 @@ class Settings(Variables):
     )
     fusion_threshold: int = setting(
         64 * MIB,
-        "tensors are fused into exchanges of up to this size; 0 = no fusion",
+        "fuse tensors into exchanges of up to this size; 0 = no fusion",
         flag="--fusion-threshold-mb",
         horovod="HOROVOD_FUSION_THRESHOLD",
         group=EXCHANGE,
@@ -38,7 +38,7 @@ class Settings(Variables):
     )
     bucket_bytes: int = setting(
         8 * MIB,
-        "gradients are exchanged in buckets of this size",
+        "exchange gradients in buckets of this size",
         flag="--bucket-mb",
         group=EXCHANGE,
         unit="MiB",
@@ -47,7 +47,7 @@ class Settings(Variables):
     )
     strategy: str = setting(
         "allreduce",
-        "gradients to exchange (allreduce, adasum), or weights from time to time (local_sgd:8,"
+        "what ranks exchange: gradients (allreduce, adasum), or weights at intervals (local_sgd:8,"
         " ...)",
         flag="--strategy",
         group=EXCHANGE,
@@ -71,7 +71,8 @@ class Settings(Variables):
     )
     replicas: int = setting(
         1,
-        "processes per parameter server; all but one may be lost (at least 2 in elastic jobs)",
+        "number of processes per parameter server; all but one may be lost (at least 2 in elastic"
+        " jobs)",
         flag="--replicas",
         group=EXCHANGE,
         least=1,
@@ -118,8 +119,8 @@ class Settings(Variables):
     )
     tcp_streams: int = setting(
         1,
-        "TCP connections between two ranks; use several on long links, and on networks that limit"
-        " each connection",
+        "number of TCP connections between two ranks; use several on long links, and on networks"
+        " that limit each connection",
         flag="--tcp-streams",
         group=HOSTS,
         least=1,
@@ -133,7 +134,7 @@ class Settings(Variables):
     )
     ssh_port: int = setting(
         0,
-        "port of ssh on all hosts; 0 = the port in ssh's configuration",
+        "ssh port on all hosts; 0 = the port in ssh's configuration",
         flag="--ssh-port",
         group=HOSTS,
         most=65535,
@@ -142,37 +143,38 @@ class Settings(Variables):
         "", "private key file for ssh", flag="--ssh-identity-file", group=HOSTS
     )
     ssh_options: str = setting(
-        "", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS
+        "", "additional options for ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS
     )
     min_np: int = setting(
         0,
-        "fewest processes with which the job continues when processes are lost; 0 = the job has a"
-        " fixed size",
+        "minimum number of processes of an elastic job; 0 = the job has a fixed size",
         flag="--min-np",
         group=ELASTIC,
     )
     max_np: int = setting(
         0,
-        "most processes of an elastic job; 0 = one per slot",
+        "maximum number of processes of an elastic job; 0 = one per slot",
         flag="--max-np",
         group=ELASTIC,
     )
     host_discovery_script: str = setting(
         "",
-        "program that prints the hosts of an elastic job, host or host:slots per line, asked every"
-        " second; or file:PATH with such lines, or slurm for the nodes of the Slurm job",
+        "program that prints the hosts of an elastic job, as host or host:slots per line, and is"
+        " run every second; or file:PATH for a file with such lines, or slurm for the nodes of the"
+        " Slurm job",
         flag="--host-discovery-script",
         group=ELASTIC,
     )
     slots_per_host: int = setting(
         0,
-        "slots of a discovered host without a number; 0 = each host needs its number",
+        "number of slots of discovered hosts that are listed without one; 0 = each host must be"
+        " listed with its number",
         flag="--slots-per-host",
         group=ELASTIC,
     )
     elastic_timeout: float = setting(
         600.0,
-        "time to wait for enough slots, at the start and after a loss",
+        "maximum wait for enough slots, at the start and after a loss",
         flag="--elastic-timeout",
         horovod="HOROVOD_ELASTIC_TIMEOUT",
         group=ELASTIC,
@@ -182,79 +184,78 @@ class Settings(Variables):
     )
     reset_limit: int = setting(
         0,
-        "most changes of an elastic job's processes; 0 = any number",
+        "maximum number of membership changes of an elastic job; 0 = unlimited",
         flag="--reset-limit",
         group=ELASTIC,
     )
     cooldown_range: str = setting(
         "",
-        "time for which a host with a failed process is left out, like 10:100 (doubled for each"
-        " failure, from the first to the second); default: for ever",
+        "how long a host is excluded after a process failed there, as MIN:MAX (10:100): MIN"
+        " seconds at first, doubled after each failure up to MAX; default: forever",
         flag="--cooldown-range",
         group=ELASTIC,
         unit="s",
     )
     preemption_notice: str = setting(
         "",
-        "sources of warnings that a host is about to leave an elastic job, with commas between:"
+        "comma-separated sources of warnings that a host is about to leave an elastic job:"
         " signal:USR1, file:PATH, an http:// address, or a cloud (aws, gcp, azure)",
         flag="--preemption-notice",
         group=ELASTIC,
     )
     slurm_requeue: bool = setting(
         False,
-        "put the Slurm job into its queue again (scontrol requeue) when all its hosts are about to"
-        " leave",
+        "requeue the Slurm job (scontrol requeue) when all its hosts are about to leave",
         flag="--slurm-requeue",
         group=ELASTIC,
     )
     check_replicas_every: int = setting(
         0,
-        "commits from one comparison of all weights and optimizer states between the ranks to the"
-        " next; a replica that differs is repaired; 0 = no comparison",
+        "compare all weights and optimizer states between ranks at every N-th commit, and repair a"
+        " replica that differs; 0 = never",
         flag="--check-replicas-every",
         group=ELASTIC,
     )
     leave_out_stragglers: float = setting(
         0.0,
-        "leave out a host whose rank computes longer than this multiple of the median of the other"
-        " ranks in three windows of ten commits in a row; 0 = never",
+        "exclude a host if a rank there computes for more than X times the median of the other"
+        " ranks, in three consecutive windows of ten commits; 0 = never",
         flag="--leave-out-stragglers",
         group=ELASTIC,
         plausible=(1.1, 100.0),
     )
     fixed_global_batch: bool = setting(
         False,
-        "keep the global batch, and with it the weights at the end, when ranks are lost or added:"
+        "keep the global batch, and thus the final weights, the same when ranks are lost or added:"
         " --max-np (or -np) shares of the program's batch size",
         flag="--fixed-global-batch",
         group=ELASTIC,
     )
     max_restarts: int = setting(
         0,
-        "most times that all processes are started again after a failure, for programs that resume"
-        " from their last checkpoint",
+        "maximum number of restarts of all processes after failures, for programs that resume from"
+        " their last checkpoint",
         flag="--max-restarts",
         group=ELASTIC,
     )
     commit_copies: int = setting(
         1,
-        "other ranks that keep a copy of each rank's own values in a commit, on other hosts if"
-        " there are any; 0 = none",
+        "number of other ranks that keep a copy of each rank's own values in a commit, on other"
+        " hosts if possible; 0 = none",
         flag="--commit-copies",
         group=ELASTIC,
         most=16,
     )
     commit_dir: str = setting(
         "",
-        "folder or URL (of fsspec) to which rank 0 writes commits, and from which the job continues"
-        " when it is started again",
+        "folder or fsspec URL to which rank 0 writes commits, and from which a restarted job"
+        " continues",
         flag="--commit-dir",
         group=ELASTIC,
     )
     commit_dir_seconds: float = setting(
         60.0,
-        "time between two commits in the folder of --commit-dir",
+        "time between commits that are written to --commit-dir",
         flag="--commit-dir-seconds",
         group=ELASTIC,
         unit="s",
@@ -286,8 +287,8 @@ class Settings(Variables):
     )
     check: str = setting(
         "warn",
-        "if ranks hold different weights, step differently or read the same data: warn, raise, or"
-        " off",
+        "reaction to ranks that hold different weights, step differently or read the same data:"
+        " warn, raise, or off",
         flag="--check",
         group=OTHER,
         choices=("warn", "raise", "off"),
@@ -322,28 +323,28 @@ class Settings(Variables):
     )
     autotune_log: str = setting(
         "",
-        "CSV file of the sizes that autotune tried, the best in the last row",
+        "CSV file for the sizes that autotune tries, with the best one in the last row",
         flag="--autotune-log-file",
         horovod="HOROVOD_AUTOTUNE_LOG",
         group=AUTOTUNE,
     )
     autotune_warmup_samples: int = setting(
         3,
-        "samples that autotune discards at first",
+        "number of initial samples that autotune discards",
         flag="--autotune-warmup-samples",
         horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         group=AUTOTUNE,
     )
     autotune_steps_per_sample: int = setting(
         10,
-        "training steps per sample of autotune",
+        "number of training steps per sample of autotune",
         flag="--autotune-steps-per-sample",
         horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         group=AUTOTUNE,
     )
     autotune_bayes_opt_max_samples: int = setting(
         20,
-        "most sizes that autotune tries",
+        "maximum number of sizes that autotune tries",
         flag="--autotune-bayes-opt-max-samples",
         horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         group=AUTOTUNE,
@@ -358,7 +359,8 @@ class Settings(Variables):
     )
     track: bool = setting(
         False,
-        "keep the job as a run: logs, metrics and cause of its end, for farandole runs and show",
+        "keep the job as a run, with logs, metrics and the cause of its end, for farandole runs"
+        " and show",
         flag="--track",
         group=TRACKING,
     )
@@ -393,8 +395,7 @@ class Settings(Variables):
     )
     grace_seconds: float = setting(
         30.0,
-        "time that ranks have for saving their state when the job is ended (between SIGTERM and"
-        " SIGKILL)",
+        "time for ranks to save their state when the job is ended (between SIGTERM and SIGKILL)",
         flag="--grace-seconds",
         group=OTHER,
         unit="s",

@@ -74,7 +74,7 @@ class _Participation:
     - ``commits``: The number of commits of its state; 0 before its first commit or completed
       synchronization.
     - ``agreed``: The number of commits of the state that it receives in a synchronization.
-    - ``lost``: The number of commits of a state that no member has any more; 0 if a member has it.
+    - ``lost``: The number of commits of a state that no member still has; 0 if a member has it.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
     - ``asked``: The time of its last query for changes of hosts, in seconds.
     - ``alone``: The session in which it commits without the other ranks; empty for none.

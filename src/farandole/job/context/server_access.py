@@ -119,7 +119,7 @@ class ServerAccess:
         store.set(keys.away(self._scope, self._placement.rank), b"back")
 
     def say_bye(self, failed: bool) -> None:
-        """Leave the servers: no other rank waits for this one any more."""
+        """Leave the servers: no other rank waits for this one from then on."""
         self._end_peer(failed)
         servers, self._servers = self._servers, None
         if servers is not None:

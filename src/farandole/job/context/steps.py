@@ -44,8 +44,8 @@ def _announce(number: int) -> None:
     if commits and steps:
         here = "commits" if number < 0 else "does not"
         raise AssertionError(
-            f"after step {step} of a fixed global batch some ranks commit, and others go on without"
-            f" a commit: rank {session.rank()} {here}. Ranks have different numbers of shares of"
-            " a step, so a count of batches differs between them. Count a step, or commit, only"
-            " if hvd.elastic.is_step_complete(), or call commit() after every batch"
+            f"after step {step} of a fixed global batch some ranks commit, and others continue"
+            f" without a commit: rank {session.rank()} {here}. Ranks have different numbers of"
+            " shares of a step, so a count of batches differs between them. Count a step, or"
+            " commit, only if hvd.elastic.is_step_complete(), or call commit() after every batch"
         )

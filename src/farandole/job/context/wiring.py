@@ -1,6 +1,6 @@
 """The wires between the ranks of this job: shared memory where possible, TCP elsewhere.
 
-Ranks count as on one host if they could reach each other's Unix sockets, whatever their hosts'
+Ranks count as on one host if they could reach each other's Unix sockets, regardless of their hosts'
 names.
 """
 
@@ -259,7 +259,7 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     """Group the ranks by host, given the ranks that each could reach. Pure; the same on all ranks.
 
     Ranks belong together if all of them reach the same ranks. A rank with a view of its own forms a
-    group by itself.
+    group on its own.
     """
     hosts: dict[tuple[int, ...], list[int]] = {}
     for rank, seen in enumerate(neighbours):

@@ -7,9 +7,9 @@ Horovod's, with three exceptions:
 - Survivors that are fewer than ``min_np`` wait for new processes, and enter the next membership
   together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
 - On a job's only host, a failed process is replaced, and the others stay.
-- Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that
-  have joined and not yet received the state cannot go on alone: they load the last commit from
-  disk, or the job fails.
+- Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that have
+  joined and not yet received the state cannot continue alone: they load the last commit from disk,
+  or the job fails.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FRUITLESS = 5
 IN_MEMORY = "Start the job again from a checkpoint, and give --commit-dir for later jobs"
 ON_DISK = (
     "A start with the same --commit-dir continues from the last commit there; a submitted run with"
-    " --retries does so by itself"
+    " --retries does so automatically"
 )
 
 
@@ -105,7 +105,7 @@ class Coordinator:
         self._notified = False
         self._warned = False  # whether members that others await have been reported
         self._held = HeldCommits()
-        self._short_since = now  # the begin of a wait for slots or ranks; -1: there is no wait
+        self._short_since = now  # the start of a wait for slots or ranks; -1: there is no wait
         self._is_short = False
         self._over = False
 
@@ -127,7 +127,7 @@ class Coordinator:
         """Leave out a host that spoils the training, such as one with a defect memory: its members
         leave at their next commit, and it is used again after the cooldown, if there is one.
 
-        Return False without effect if there is no other host.
+        Return False, and do nothing, if there is no other host.
         """
         if not set(self._pool.listed) - {host}:
             return False
@@ -425,7 +425,8 @@ class Coordinator:
             return []
         return [
             GiveUp(
-                f"{counted(there, 'rank')} of at least {least} were there for {timeout:.0f} s",
+                f"only {counted(there, 'rank')} of at least {least} were available for"
+                f" {timeout:.0f} s",
                 "Provide more hosts, lower --min-np, or raise --elastic-timeout",
             )
         ]
@@ -446,7 +447,7 @@ class Coordinator:
         return [Publish(self.membership)]
 
     def _conclude(self) -> list[Decision]:
-        """End the job, because no member of the present membership is left that can go on.
+        """End the job, because no member of the present membership is left that can continue.
 
         Rank 0 usually writes the results, so its success decides.
         """

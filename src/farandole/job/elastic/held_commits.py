@@ -9,7 +9,7 @@ class HeldCommits:
     """Counts of commits of the training's state.
 
     - ``least``: Every rank that has the state has made at least so many; 0 for the initial state.
-    - ``lost``: The commits of the last state, if no rank has it any more; else 0.
+    - ``lost``: The commits of the last state, if no rank still has it; else 0.
     - ``fruitless``: Memberships in a row that were lost without a new commit.
     """
 

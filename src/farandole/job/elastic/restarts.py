@@ -16,8 +16,8 @@ class RestartingCoordinator(Coordinator):
     """A coordinator for ``max_restarts``.
 
     A program whose processes never wait for a membership, such as a script of torch.distributed,
-    cannot go on without a lost rank. As with torchrun, all its processes start again after a loss,
-    and when the hosts have changed. Programs that wait for memberships are not affected.
+    cannot continue without a lost rank. As with torchrun, all its processes start again after a
+    loss, and when the hosts have changed. Programs that wait for memberships are not affected.
 
     Arguments: see ``Coordinator``.
     """

@@ -147,9 +147,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 
 def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
-    """Return ssh's command line that runs ``words`` on ``host``, whatever the user's login
-    shell.
-    """
+    """Return the command line of ssh that runs ``words`` on ``host``, with any login shell."""
     try:
         more = shlex.split(settings.ssh_options)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The tail of a job: some ranks have ended, and others go on without them. Pure.
+"""The tail of a job: some ranks have ended, and others continue without them. Pure.
 
 An exchange with an ended rank fails by itself. A rank that hangs in an exit handler, in a thread or
 after its last exchange has no such moment, so the driver watches the time.
@@ -28,7 +28,7 @@ class JobTail:
         self._since = 0.0
 
     def running(self, codes: Mapping[int, int]) -> list[int]:
-        """Return the ranks that go on although others have ended; empty without a tail."""
+        """Return the ranks that still run although others have ended; empty without a tail."""
         left = [rank for rank in range(self._np) if rank not in codes]
         return left if codes and not any(codes.values()) else []
 
@@ -76,6 +76,6 @@ class JobTail:
         what = self.describe(codes, self._shutdown, hosts, activity)
         cure = (
             "The job is ended (--stall-check-shutdown-time-seconds).\nExit handlers, threads that"
-            " are no daemons and work after the last exchange keep a rank running."
+            " are not daemons and work after the last exchange keep a rank running."
         )
         return Verdict(rank=running[0], patience=0.0, exit_code=1, message=f"{what}\n{cure}")

@@ -16,7 +16,7 @@ from farandole.job.launch.processes import LocalWorker
 from farandole.job.report import keys
 from farandole.net.store import StoreServer
 
-FIRST = 2.0  # seconds until the first look; each later one waits twice as long as the one before
+FIRST = 2.0  # seconds until the first look; each later one waits twice as long as the previous one
 # Parts of file names. PyTorch is not among them: its steps are seen in the rank (see ``report``).
 LIBRARIES = {"libtensorflow_": "TensorFlow", "/jaxlib/": "JAX", "libmxnet": "MXNet"}
 

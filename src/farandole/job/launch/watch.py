@@ -305,8 +305,8 @@ class Watch:
         return explain(self._supervisor.events, hosts, tails, self._activities(awaited))
 
     def _verdict_on_tail(self) -> Verdict | None:
-        """Report ranks that go on long after others have ended; return a verdict if they have to
-        be ended.
+        """Report ranks that still run long after others have ended; return a verdict if they have
+        to be ended.
         """
         codes, now = self._supervisor.codes, time.monotonic()
         seconds, is_over = self._tail.look(codes, now), self._tail.is_over(codes, now)

@@ -81,8 +81,8 @@ class Tracker:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "the metrics of rank %d of run %s cannot be written: %s. Training goes on; values"
-                " are lost until there is space in %s",
+                "the metrics of rank %d of run %s cannot be written: %s. Training continues;"
+                " values are lost until there is space in %s",
                 self.rank,
                 self.folder.run_id,
                 error.strerror,
@@ -129,8 +129,8 @@ def begin(rank: int | None = None) -> Tracker | None:
         except OSError as error:
             _closed = True
             logger.warning(
-                "rank %d cannot write metrics to its run's folder %s: %s. Training goes on without"
-                " metrics",
+                "rank %d cannot write metrics to its run's folder %s: %s. Training continues"
+                " without metrics",
                 rank,
                 path,
                 error.strerror,
@@ -141,8 +141,8 @@ def begin(rank: int | None = None) -> Tracker | None:
 def _report_no_run(rank: int) -> None:
     if rank == 0:
         logger.warning(
-            "farandole.log_* has no effect, because this process belongs to no run; start it with"
-            " farandole submit, or with farandole run --track"
+            "farandole.log_* has no effect, because this process does not belong to a run; start"
+            " it with farandole submit, or with farandole run --track"
         )
 
 

@@ -31,7 +31,12 @@ def parser() -> Parser:
         example="farandole gc --older-than 30d --keep 10 --state failed",
         description="Delete the folders of runs that have ended. Runs that are active stay.",
     )
-    made.add_argument("--older-than", metavar="TIME", type=duration, help="such as 12h or 30d")
+    made.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=duration,
+        help="age of the runs to delete, such as 12h or 30d",
+    )
     made.add_argument("--keep", metavar="N", type=int, help="keep the newest N of each experiment")
     made.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
     made.add_argument(

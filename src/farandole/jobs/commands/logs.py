@@ -22,7 +22,9 @@ def parser() -> Parser:
     )
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or last")
     made.add_argument("--rank", metavar="N", type=int, help="only this rank, without prefixes")
-    made.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    made.add_argument(
+        "-f", "--follow", action="store_true", help="follow the output until the run ends"
+    )
     made.add_argument("-n", "--tail", metavar="N", type=int, default=0, help="the last N lines")
     return made
 

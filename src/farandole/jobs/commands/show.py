@@ -21,7 +21,7 @@ def parser() -> Parser:
     made = Parser(
         prog="farandole show",
         example="farandole show last",
-        description="Show a run: its state, its cause of failure, its files and how to go on.",
+        description="Show a run: its state, its cause of failure, its files, and what to do next.",
     )
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or last")
     made.add_argument("--json", action="store_true", help="print JSON")

@@ -20,7 +20,7 @@ def parser() -> Parser:
     made = Parser(
         prog="farandole stop",
         example="farandole stop last",
-        description="End runs: waiting ones at once, running ones within their time of grace.",
+        description="End runs: waiting ones at once, running ones within their grace period.",
     )
     made.add_argument("run", metavar="RUN", nargs="*", help="id, name or last")
     made.add_argument("--all", action="store_true", help="all runs that have not ended")

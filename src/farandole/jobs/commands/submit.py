@@ -67,9 +67,15 @@ def _add_request(made: Parser) -> None:
         metavar="N",
         type=int,
         default=0,
-        help="fewest nodes with which an elastic run continues (default: fixed size)",
+        help="minimum number of nodes of an elastic run (default: fixed size)",
     )
-    add("--max-nodes", metavar="N", type=int, default=0, help="most nodes of an elastic run")
+    add(
+        "--max-nodes",
+        metavar="N",
+        type=int,
+        default=0,
+        help="maximum number of nodes of an elastic run",
+    )
     add(
         "--ranks-per-node",
         "-np",
@@ -118,7 +124,13 @@ def _add_rules(made: Parser) -> None:
     add("--priority", metavar="N", type=int, default=0, help="higher numbers start first")
     add("--after", metavar="RUN", action="append", default=[], help="run that must complete first")
     add("--retries", metavar="N", type=int, default=0, help="further attempts after a failure")
-    add("--time-limit", metavar="TIME", type=duration, default=0.0, help="such as 90m or 2h")
+    add(
+        "--time-limit",
+        metavar="TIME",
+        type=duration,
+        default=0.0,
+        help="time limit of the run, such as 90m or 2h",
+    )
     add(
         "--grace-seconds",
         metavar="SECONDS",
@@ -202,7 +214,7 @@ def size(text: str) -> int:
     """Return the number of bytes for a size such as ``4G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M or 4G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512M or 4G")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -210,7 +222,7 @@ def duration(text: str) -> float:
     """Return the seconds for a duration such as ``90m``, ``2h`` or ``30``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip().lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90s, 20m, 2h or 1d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 90s, 20m, 2h or 1d")
     return float(found[1]) * _SECONDS[found[2]]
 
 

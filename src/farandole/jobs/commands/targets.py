@@ -52,7 +52,9 @@ def parser() -> Parser:
         default=[],
         help="option of the kind, such as hosts, partition or master; values may be JSON",
     )
-    made.add_argument("--min-nodes", metavar="N", type=int, default=0, help="nodes that are kept")
+    made.add_argument(
+        "--min-nodes", metavar="N", type=int, default=0, help="number of nodes that are kept"
+    )
     made.add_argument("--max-nodes", metavar="N", type=int, default=0, help="0: no limit")
     made.add_argument(
         "--idle-seconds",
@@ -157,5 +159,5 @@ def _value(text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise SettingsError(f"the option's value {text!r} is no JSON: {error}") from None
+            raise SettingsError(f"the option's value {text!r} is not JSON: {error}") from None
     return text

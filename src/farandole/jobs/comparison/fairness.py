@@ -136,7 +136,7 @@ def samples(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 Reason.EPOCHS,
                 (first.run_id, run.run_id),
                 f"epochs: {run.epochs:g} in {label(run)}, {first.epochs:g} in {label(first)}.",
-                "A shorter training ends sooner, whatever the number of ranks.",
+                "A shorter training ends sooner, regardless of the number of ranks.",
                 "Do not divide the epochs by size(). Compare the times to an equal validation"
                 " value.",
             )
@@ -151,7 +151,7 @@ def _samples(first: RunMeasures, run: RunMeasures, other: float, mine: float) ->
         (first.run_id, run.run_id),
         f"samples per model: {mine:,.0f} in {label(run)}, {fraction(mine, other)} of {other:,.0f}"
         f" in {label(first)}{epochs}.",
-        "A shorter training ends sooner, whatever the number of ranks.",
+        "A shorter training ends sooner, regardless of the number of ranks.",
         "Train on the same number of samples, or compare the times to an equal validation value.",
     )
 

@@ -1,7 +1,7 @@
 """The measures of one run: its duration, samples, steps, exchanges and settings of training.
 
-Farandole records most of them by itself (``job.tracking.training``). A measure that a run does not
-have is None.
+Farandole records most of them automatically (``job.tracking.training``). A measure that a run does
+not have is None.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> 
 
 def _total_of_processes(folder: RunFolder, ranks: Sequence[int]) -> float | None:
     """Return the samples of an elastic run. The journal of a rank holds the totals of several
-    processes in turn, and a process whose rank changes goes on in another journal. A process is
+    processes in turn, and a process whose rank changes continues in another journal. A process is
     known by its host and pid; its samples are the highest total that it has recorded. None if no
     process has recorded any.
     """

@@ -1,7 +1,7 @@
 """Access to the metrics that the ranks of a run have recorded.
 
 By default, functions read the metrics that a program records. ``automatic=True`` reads the metrics
-that Farandole records by itself: memory, processor, training speed.
+that Farandole records automatically: memory, processor, training speed.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ class RunSupervisor:
             self._admit(folder)
 
     def _conclude(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> bool:
-        """Conclude an attempt whose runner is gone; return False if the attempt goes on."""
+        """Conclude an attempt whose runner is gone; return False if the attempt continues."""
         claimant = attempts.claimant(folder, attempt.number)
         if claimant is None:
             if self._may_start_again(folder):
@@ -375,7 +375,7 @@ class RunSupervisor:
         spool.remove(self.home, folder)
 
     def _update(self, folder: RunFolder) -> None:
-        """Bring the run's row of the index up to date. Runs go on if the index fails."""
+        """Bring the run's row of the index up to date. Runs continue if the index fails."""
         try:
             if self._index is None:
                 self._index = Index(self.home)

@@ -77,7 +77,7 @@ def _magic(path: str) -> int:
 
 @contextlib.contextmanager
 def socket_address(home: RunsHome) -> Iterator[str]:
-    """Yield a path of the supervisor's socket that is short enough whatever the home's path."""
+    """Yield a path of the supervisor's socket that is short enough for any path of the home."""
     folder = os.open(state_folder(home), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/supervisor.sock"

@@ -73,7 +73,9 @@ class MedianStopping(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Ends the worst ``percentage`` of the runs at each evaluation, after equally many reports."""
+    """Ends the worst ``percentage`` of the runs at each evaluation, after the same number of
+    reports.
+    """
 
     percentage: float
     evaluation_interval: int = 1

@@ -158,7 +158,7 @@ def parse_distribution(text: str) -> Distribution:
     kind = call[1]
     if kind not in _SAMPLERS:
         near = did_you_mean(kind, _SAMPLERS)
-        raise SettingsError(f"{kind!r} is no distribution ({', '.join(_SAMPLERS)}){near}")
+        raise SettingsError(f"{kind!r} is not a distribution ({', '.join(_SAMPLERS)}){near}")
     return _checked(kind, *(_number(word) for word in call[2].split(",") if word.strip()))
 
 

@@ -154,10 +154,10 @@ class Plan:
 
 
 def load_plan(folder: RunFolder) -> Plan:
-    """Return the plan from a sweep's run. Raises SettingsError if the run is no sweep."""
+    """Return the plan from a sweep's run. Raises SettingsError if the run is not a sweep."""
     data = read_json(folder.file(PLAN))
     if data is None:
-        raise SettingsError(f"run {folder.run_id} is no sweep")
+        raise SettingsError(f"run {folder.run_id} is not a sweep")
     return Plan(
         base=RunSpec.from_json(data["base"]),
         space={

@@ -52,12 +52,12 @@ class LocalTarget:
         if has.nodes and resources.most_nodes > has.nodes:
             raise SettingsError(
                 f"the target {self._spec.name!r} has at most {has.nodes} nodes, and"
-                f" {resources.most_nodes} are asked for; ask for fewer, or raise its max_nodes"
+                f" {resources.most_nodes} are requested; request fewer, or raise its max_nodes"
             )
         if resources.gpus * resources.most_ranks > has.gpus:
             raise SettingsError(
-                f"{resources.gpus * resources.most_ranks} GPUs are asked for, and this host has"
-                f" {has.gpus}; ask for fewer, or choose another target"
+                f"{resources.gpus * resources.most_ranks} GPUs are requested, and this host has"
+                f" {has.gpus}; request fewer, or choose another target"
             )
         if has.memory and resources.memory * resources.most_ranks > has.memory:
             raise SettingsError(
@@ -98,7 +98,7 @@ def check_fixed(spec: TargetSpec, resources: Resources) -> None:
     if resources.elastic:
         raise SettingsError(
             f"the target {spec.name!r} of kind {spec.kind!r} runs a fixed number of nodes, and"
-            f" {resources.min_nodes} to {resources.max_nodes} are asked for; leave out min_nodes"
+            f" {resources.min_nodes} to {resources.max_nodes} are requested; leave out min_nodes"
             " and max_nodes, or choose a target of kind local or ssh"
         )
 

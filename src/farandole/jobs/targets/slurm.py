@@ -70,7 +70,7 @@ class SlurmTarget:
         if most and resources.nodes > most:
             raise SettingsError(
                 f"the target {self._spec.name!r} has at most {most} nodes, and {resources.nodes}"
-                " are asked for; ask for fewer, or raise its max_nodes"
+                " are requested; request fewer, or raise its max_nodes"
             )
 
     def capacity(self) -> Capacity | None:

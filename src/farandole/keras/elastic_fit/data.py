@@ -2,7 +2,7 @@
 
 Progress within an epoch is one number, ``done``: rows or elements of the whole data if ``fit``
 divides the data among the ranks (``shard=True``), and this rank's batches otherwise. Divided data
-has one order, whatever the ranks are: those that remain after ``done`` are dealt out to the present
+has one order for any set of ranks: those that remain after ``done`` are dealt out to the present
 ranks in turn.
 """
 
@@ -71,7 +71,7 @@ class Source(Protocol):
         """Return ``done`` at the beginning of the next epoch."""
 
     def forget(self, done: int) -> None:
-        """Release data before ``done``, which no rank needs any more."""
+        """Release data before ``done``, which no rank still needs."""
 
     def sample(self) -> Any:
         """Return a batch, for its shapes."""

@@ -73,8 +73,8 @@ _KIT = Kit(
 
 
 def continues(model: Any) -> bool:
-    """Return whether ``fit`` of this model continues by itself when ranks are lost or added: in an
-    elastic job, with a distributed optimizer over all ranks, outside of ``elastic.run``.
+    """Return whether ``fit`` of this model continues automatically when ranks are lost or added: in
+    an elastic job, with a distributed optimizer over all ranks, outside of ``elastic.run``.
     """
     if not context.is_initialized() or not context.is_elastic():
         return False

@@ -141,7 +141,7 @@ class Stages:
         return value
 
     def abort(self, why: str) -> None:
-        """End the waiting of other stages, because this rank cannot go on."""
+        """End the waiting of other stages, because this rank cannot continue."""
         if self._wire is not None:
             self._wire.abort(why)
 

@@ -1,4 +1,4 @@
-"""Loading Keras 2 models that go on training together."""
+"""Loading Keras 2 models that continue training together."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Sparse(Pushable):
     sum them in rank order.
     """
 
-    even: ClassVar[bool] = True  # whether all ranks select equally many numbers
+    even: ClassVar[bool] = True  # whether all ranks select the same number of elements
 
     def select(self, values: Array) -> Array:
         """Return the places of the numbers to send, without repetition, as uint32. Numbers that are

@@ -5,8 +5,8 @@ Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compres
 A rank and its neighbours keep a copy of the rank's weights as sent so far. The rank sends the
 encoded difference of its weights from that copy, and all of them add it to the copy, so the codec's
 residual remains in the next difference. Ranks then move a share of the way (``gamma``) from their
-own copy to their neighbours' copies. This preserves the mean over all ranks, whatever the codec
-leaves out.
+own copy to their neighbours' copies. This preserves the mean over all ranks, regardless of the
+values that the codec leaves out.
 """
 
 from __future__ import annotations

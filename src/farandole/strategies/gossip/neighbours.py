@@ -82,9 +82,9 @@ class NeighbourExchange:
             begin = end - count + head.size
             if not np.array_equal(received[end - count : begin], head):
                 raise ValueError(
-                    f"{label_of(self._name)}: rank {self._ranks[rank]} sent other weights than"
-                    f" rank {self._ranks[self._engine.rank]} has: {_listed(names)}. Add, freeze"
-                    " and unfreeze parameters in the same step on all ranks"
+                    f"{label_of(self._name)}: rank {self._ranks[rank]} sent different weights than"
+                    f" rank {self._ranks[self._engine.rank]} has: {_listed(names)}. Add, freeze and"
+                    " unfreeze parameters in the same step on all ranks"
                 )
             messages[rank] = received[begin:end]
         return messages

@@ -97,7 +97,7 @@ class PairAverages:
         group = self.group(anchors, statistics, names)
         group.take([*changes, *statistics])
         group.rest()
-        mean.barrier()  # no rank starts an average any more
+        mean.barrier()  # no rank starts another average
         own = [*(np.zeros_like(change) for change in changes), *statistics]
         group.take(own)
         means = [array.copy() for array in own]

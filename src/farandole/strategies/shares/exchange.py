@@ -74,8 +74,8 @@ def completed(
     """Return the sums over all shares, in place of this rank's partial sums, and rank 0's
     ``from_first``. Collective.
 
-    ``parts``: the vectors of each node of this rank's block. ``from_first``: bytes, equally many on
-    all ranks. The number of bytes of each is a multiple of ``ALIGNMENT``. Raises
+    ``parts``: the vectors of each node of this rank's block. ``from_first``: bytes, the same number
+    on all ranks. The number of bytes of each is a multiple of ``ALIGNMENT``. Raises
     HorovodInternalError if the ranks are in different steps.
     """
     own = [node for node, _ in sorted(parts.items(), key=lambda part: part[0].first)]

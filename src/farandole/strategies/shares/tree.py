@@ -64,7 +64,7 @@ class TreeSum(Generic[T]):
         if node is None or value is None or (1 << node.level) < self.total:
             raise ValueError(
                 f"the sum over {self.total} shares is incomplete: only the nodes"
-                f" {sorted(self._parts)} are there. Add all shares first"
+                f" {sorted(self._parts)} are known. Add all shares first"
             )
         return value
 

@@ -61,7 +61,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         return _bytes(expected) if found is None else found
 
     def delete_key(self, key: str) -> bool:
-        """Delete ``key``. Return whether it was there."""
+        """Delete ``key``. Return whether it existed."""
         return self._client.take(self._key(key), 0.0) is not None
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -129,7 +129,7 @@ class CopySender:
         threads.start(self._thread)
 
     def send(self, number: int, absorbed: frozenset[int], values: Any) -> None:
-        """Begin to send the commit ``number``, once the one before is acknowledged.
+        """Begin to send the commit ``number``, once the previous one is acknowledged.
 
         ``values`` must not be changed until the next call.
         """

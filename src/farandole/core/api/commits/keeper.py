@@ -96,7 +96,7 @@ class Keeper:
 
     def _read(self, folder: CommitFolder, state: Any) -> int:
         """Load the newest commit into ``state``; return the commit's number, or 0 for none."""
-        commit = folder.newest(lambda text: logger.warning("%s. The one before is used", text))
+        commit = folder.newest(lambda text: logger.warning("%s. The previous one is used", text))
         if commit is None:
             return 0
         name = type(state).__name__
@@ -127,7 +127,7 @@ def keeper_of(settings: Settings, has_own_values: bool) -> Keeper:
 
 def write_now() -> bool:
     """Write the last commit to the folder of ``--commit-dir`` now, for example before the host
-    vanishes. Return whether it is there.
+    vanishes. Return whether it is written.
 
     Call it on any thread of any rank; only rank 0 writes. Returns False without a folder, without a
     commit, and after a failed write, which is logged.

@@ -41,7 +41,7 @@ class OwnValues:
 
     def hand_over(self, state: Any) -> None:
         """Give the values of lost ranks to the present ranks, and form the channel for copies.
-        Collective, at the begin of each membership.
+        Collective, at the start of each membership.
         """
         self.close()
         self._pending = frozenset()

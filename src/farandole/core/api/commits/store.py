@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from farandole.base.optional import require
 from farandole.core.api.commits.commit_file import Commit
 
-KEPT = 2  # files in a folder: the newest one, and the one before if the newest one is damaged
+KEPT = 2  # files in a folder: the previous commit is used if the newest one is damaged
 _NAME = re.compile(r"commit-(\d{12})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 

@@ -77,7 +77,7 @@ class CommitWriter:
                 if failure != self._failure:
                     self._failure = failure
                     logger.warning(
-                        "commit %d could not be written to %s: %s. Training goes on; check"
+                        "commit %d could not be written to %s: %s. Training continues; check"
                         " --commit-dir",
                         last.number,
                         self._folder.path,

@@ -33,7 +33,7 @@ def report(
     )
     lines += _doing(answers, detailed)
     if not any(limit and wait.seconds >= limit for wait in stalled):
-        until = f"after {limit:g} s" if limit else "never: the job waits for ever"
+        until = f"after {limit:g} s" if limit else "never: the job waits forever"
         lines.append(
             f"{_FLAG} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) sets when a stalled job ends; now:"
             f" {until}."

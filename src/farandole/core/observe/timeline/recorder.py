@@ -183,7 +183,7 @@ class _TraceWriter:
         try:
             self._file.append(events)
         except OSError as error:
-            self._dead = True  # training goes on
+            self._dead = True  # training continues
             logger.warning(
                 "the timeline ends here: %s can no longer be written: %s",
                 self._file.path,

@@ -23,7 +23,7 @@ class _TimeSpec(ctypes.Structure):
 
 if platform.machine() in _SYSCALL:
     _NUMBER = ctypes.c_long(_SYSCALL[platform.machine()])
-    _sleep = ctypes.CDLL(None).syscall  # releases the GIL: other threads go on
+    _sleep = ctypes.CDLL(None).syscall  # releases the GIL: other threads continue
     _wake = ctypes.PyDLL(None).syscall  # keeps the GIL: waking takes about a microsecond
 
     def sleep_while(address: int, value: int, seconds: float) -> None:

@@ -42,7 +42,7 @@ class _Control(Segment):
 class ShmStreams:
     """See ``contracts.ByteStreams``."""
 
-    overhead = 0  # no other process than the ranks can write to this memory
+    overhead = 0  # only the ranks can write to this memory
 
     def __init__(self, segment: Segment) -> None:
         self.rank = segment.rank

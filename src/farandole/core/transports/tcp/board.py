@@ -161,7 +161,7 @@ class TcpBoard:
 
     def verify(self) -> None:
         if self.pump():
-            self.wake()  # the connections may show the waiting thread no event any more
+            self.wake()  # the connections may no longer show an event to the waiting thread
         if not self._closed:
             self.check()
 
@@ -267,7 +267,7 @@ class TcpBoard:
         return type(self.lost)(str(self.lost), self.lost.rank)
 
     def fail(self, error: WireError) -> None:
-        """Fail the wire, which cannot be trusted any more, and report the error to all ranks."""
+        """Fail the wire, which can no longer be trusted, and report the error to all ranks."""
         with self._lock:
             self._lose(error, reason=f"rank {self.name} reports: {error}")
 

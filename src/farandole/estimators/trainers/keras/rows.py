@@ -23,8 +23,8 @@ class Rows:
 
     ``ends``: the reader's state at the end of each epoch, however far ahead Keras reads, and
     ``counts``: its number of rows. ``lengths``: of batches, as Keras counts them and as they would
-    be if ranks had equally many rows. ``share``: whether a mean is scaled to this rank's share of
-    the rows, as for the training loss.
+    be if ranks had the same number of rows. ``share``: whether a mean is scaled to this rank's
+    share of the rows, as for the training loss.
     """
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:

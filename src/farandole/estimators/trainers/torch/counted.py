@@ -20,8 +20,8 @@ def is_of_classes(loss: Any) -> bool:
 
 
 def divisor(loss: Any, label: Any) -> float | None:
-    """Return the divisor of ``loss``'s sum if it may differ between ranks with equally many rows,
-    else None. All ranks decide in the same way.
+    """Return the divisor of ``loss``'s sum if it may differ between ranks with the same number of
+    rows, else None. All ranks decide in the same way.
     """
     if (
         not is_of_classes(loss)

@@ -176,7 +176,7 @@ def _matched(output: Any, label: Any, loss: Any) -> Any:
 
 
 def _tell_parts(label: Any) -> None:
-    """Raise DataError for labels that are no class numbers, because long() would silently truncate
+    """Raise DataError for labels that are not class numbers, because long() would silently truncate
     them.
     """
     if label.is_floating_point() and not bool((label == label.trunc()).all()):

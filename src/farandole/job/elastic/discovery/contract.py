@@ -30,7 +30,7 @@ class Closable(Protocol):
     """A discovery that has to be closed at the end of the job."""
 
     def close(self) -> None:
-        """End a query in progress. Called on another thread than ``find``, once, at the end."""
+        """End a query in progress. Called on a different thread than ``find``, once, at the end."""
 
     def reopened(self) -> HostDiscovery:
         """Return the same discovery, not closed, for a restart of the job."""

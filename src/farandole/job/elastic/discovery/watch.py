@@ -51,7 +51,7 @@ class HostWatch:
         """Query once, and report a change."""
         try:
             found = self._discovery.find()
-        except Exception as error:  # the thread goes on after any failure
+        except Exception as error:  # the thread continues after any failure
             if self._ended.is_set():
                 return
             if not self._failing:  # once for a series of failures

@@ -29,7 +29,7 @@ class SignalNotices:
         self._in, self._out = -1, -1
 
     def install(self) -> bool:
-        """Handle the signals from now on. Return False without effect outside the main thread,
+        """Handle the signals from now on. Return False, and do nothing, outside the main thread,
         because Python allows no handlers there.
         """
         if threading.current_thread() is not threading.main_thread():

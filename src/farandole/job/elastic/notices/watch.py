@@ -36,7 +36,7 @@ class NoticeWatch:
         self._thread = threading.Thread(target=self._watch, name="farandole-notices", daemon=True)
 
     def start(self) -> None:
-        """Look from now on; without effect if all sources are signals."""
+        """Start to look; do nothing if all sources are signals."""
         if self._finders:
             threads.start(self._thread)
 
@@ -46,7 +46,7 @@ class NoticeWatch:
         for source, find in self._finders:
             try:
                 found = found or find()
-            except Exception as error:  # the thread goes on after any failure
+            except Exception as error:  # the thread continues after any failure
                 failed = True
                 self._warn(source, error)
         self._failing = failed

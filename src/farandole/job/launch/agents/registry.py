@@ -282,7 +282,7 @@ class AgentRegistry:
         return (
             f"the agent on {agent.host} (process {agent.pid}) has not answered for {seconds:.0f} s:"
             " it is suspended (SIGSTOP, a debugger), or its host swaps or waits for a disk. Until"
-            f" it goes on, the output and the end of {ranks_named(ranks)} do not arrive"
+            f" it resumes, the output and the end of {ranks_named(ranks)} do not arrive"
         )
 
     def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:

@@ -3,7 +3,7 @@ the probe.
 
 Its source arrives over stdin, followed by frames (8 digits with the length, then the bytes). It
 answers on stdout in lines that begin with ``MARK``. stdin is its lifeline: when stdin closes, this
-process and the ranks end. Standard library only, until the driver's packages are there.
+process and the ranks end. Standard library only, until the driver's packages have arrived.
 """
 
 from __future__ import annotations

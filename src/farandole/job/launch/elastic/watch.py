@@ -187,8 +187,8 @@ class ElasticWatch(Watch):
                 self._by_process[process].kill()
 
     def _watch_tail(self) -> None:
-        """Report members that go on long after others have finished. Raises JobFailedError if they
-        have to be ended.
+        """Report members that are still running long after others have finished. Raises
+        JobFailedError if they have to be ended.
         """
         coordinator, now = self._coordinator, time.monotonic()
         if not coordinator.finished:
@@ -347,7 +347,9 @@ class ElasticWatch(Watch):
             self._kill_at[process] = time.monotonic() + self._job.settings.grace_seconds
 
     def _give_up(self, decision: GiveUp) -> None:
-        """Raise JobFailedError, with the failed rank and the reason why the others do not go on."""
+        """Raise JobFailedError, with the failed rank and the reason why the others do not
+        continue.
+        """
         from farandole.job.launch.explain.cause import explain
 
         signals = len(self._signals.received)
@@ -366,7 +368,7 @@ class ElasticWatch(Watch):
         by_rank = {ranks[process]: text for process, text in tails if process in ranks}
         verdict = explain(events, hosts, by_rank) if events else None
         end = " ".join(
-            filter(None, (f"The elastic job cannot go on: {decision.reason}.", cure(decision)))
+            filter(None, (f"The elastic job cannot continue: {decision.reason}.", cure(decision)))
         )
         if verdict is None:
             raise JobFailedError("\n".join(filter(None, (self._overdue, end))))

@@ -91,9 +91,8 @@ def _missing_rank(
             f" {waiting.lower()} waited for an exchange with it: {_SAME_CALLS}"
         )
     return lost, (
-        f"{waiting} waited in vain for rank {lost} on {facts.hosts[lost]}, whose process is still"
-        " running: it hangs or is busy, its network is down, or it called exec without"
-        " hvd.shutdown()."
+        f"{waiting} waited for rank {lost} on {facts.hosts[lost]}, whose process is still running:"
+        " it hangs or is busy, its network is down, or it called exec without hvd.shutdown()."
     )
 
 

@@ -58,12 +58,12 @@ class SshTarget:
         if resources.ranks > slots:
             raise SettingsError(
                 f"the run needs {resources.ranks} ranks, but the hosts of {self._spec.name!r} have"
-                f" {slots} slots; ask for fewer, or add hosts"
+                f" {slots} slots; request fewer, or add hosts"
             )
         if resources.nodes > len(self._hosts):
             raise SettingsError(
                 f"the run needs {resources.nodes} nodes, but {self._spec.name!r} has"
-                f" {len(self._hosts)} hosts; ask for fewer, or add hosts"
+                f" {len(self._hosts)} hosts; request fewer, or add hosts"
             )
         hosts_for(self._hosts, resources)
 
@@ -145,8 +145,8 @@ def hosts_for(
     fitting = [(host, slots) for host, slots in hosts if slots >= need]
     if len(fitting) < resources.nodes:
         raise SettingsError(
-            f"{resources.nodes} hosts with {need} slots each are needed, and"
-            f" {len(fitting)} have as many; ask for fewer ranks per node"
+            f"{resources.nodes} hosts with {need} slots each are needed, and {len(fitting)} have"
+            " that many; request fewer ranks per node"
         )
     taken = busy or {}
     order = sorted(fitting, key=lambda each: taken.get(each[0], 0) + need > each[1])

@@ -269,7 +269,7 @@ class SparkPlaces:
 
     def look(self, now: float) -> None:
         """Look at all tasks once: record those that have reported or were lost, dismiss those that
-        can have no rank any more, and submit slots again.
+        can no longer have a rank, and submit slots again.
         """
         for index, agent in list(self._registry.agents.items()):
             if index not in self._seen:
