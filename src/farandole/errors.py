@@ -244,11 +244,18 @@ class UnfinishedHandshakeError(AuthenticationError):
 
 
 class RendezvousError(ConnectionError):
-    """Ranks did not find each other in time. ``missing`` are the ranks known to be absent."""
+    """Ranks did not find each other in time.
 
-    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+    ``missing`` are the ranks known to be absent; ``unreached`` are the ranks whose hosts do not
+    answer, although these ranks are there.
+    """
+
+    def __init__(
+        self, message: str, missing: Sequence[int] = (), unreached: Sequence[int] = ()
+    ) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+        self.unreached = tuple(unreached)
 
     @classmethod
     def late(

@@ -79,3 +79,15 @@ def test_what_the_kernel_says_of_a_connection() -> None:
         assert liveness.silence(client)[1] < math.inf
         assert not liveness.silent(client)
     assert liveness.silence(client) == (False, math.inf)
+
+
+def test_a_refusal_is_an_answer_and_a_full_queue_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as open_, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with socket.socket() as full, socket.socket() as first:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            first.connect(full.getsockname())  # the kernel drops further ones
+            asked = [each.getsockname() for each in (open_, closed, full)]
+            assert liveness.unanswered(asked, 0.3) == {full.getsockname()}
+    assert liveness.unanswered([]) == set()

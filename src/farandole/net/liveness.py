@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from farandole.errors import PeerLostError
@@ -27,6 +28,10 @@ LOST_SECONDS = 8.0
 # seconds, and the number of unanswered probes that ends a connection
 PROBE_AFTER, PROBE_EVERY, PROBES = 1, 1, 7
 LOOK_SECONDS = 0.5
+# Seconds in which the kernel tries a connection twice (the second time after 1 s).
+SURVEY_SECONDS = 2.5
+# A router may report that a host is gone.
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 # TCP_RTO_MAX_MS (Linux 6.15): the longest retransmission interval, in milliseconds.
 _RTO_MAX_MS = 44
 # Otherwise each interval is twice the last one, and a recovered link stays unused for seconds.
@@ -58,6 +63,37 @@ def reached(host: str, port: int, seconds: float) -> socket.socket:
             ):
                 raise
         time.sleep(LOOK_SECONDS)
+
+
+def unanswered(
+    addresses: Sequence[tuple[str, int]], seconds: float = SURVEY_SECONDS
+) -> set[tuple[str, int]]:
+    """Return the addresses, as numeric host and port, that answer nothing within ``seconds``. A
+    refused connection is an answer.
+    """
+    waiter, waiting = select.poll(), dict[int, tuple[socket.socket, tuple[str, int]]]()
+    found = set[tuple[str, int]]()
+    try:
+        for host, port in addresses:
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            sock.setblocking(False)
+            waiting[sock.fileno()] = sock, (host, port)
+            if sock.connect_ex((host, port)) in UNREACHABLE:
+                found.add((host, port))
+            waiter.register(sock, select.POLLOUT)
+        deadline = time.monotonic() + seconds
+        silent = set(waiting)
+        while silent and (rest := deadline - time.monotonic()) > 0:
+            for fd, _ in waiter.poll(rest * 1000):
+                sock, address = waiting[fd]
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in UNREACHABLE:
+                    found.add(address)
+                waiter.unregister(fd)
+                silent.discard(fd)
+        return found | {waiting[fd][1] for fd in silent}
+    finally:
+        for sock, _ in waiting.values():
+            sock.close()
 
 
 def probe(sock: socket.socket, after: int | None = None) -> None:

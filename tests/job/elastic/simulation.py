@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from farandole.job.elastic.coordinator import Coordinator
 from farandole.job.elastic.decisions import Decision, Publish, Start, Stop
@@ -44,11 +44,18 @@ class Job:
         self.alive.discard(process)
         self.coordinator.end(process, ok, self.now)
 
-    def wait(self, *processes: int, after: int | None = None, commits: int = 0) -> None:
+    def wait(
+        self,
+        *processes: int,
+        after: int | None = None,
+        commits: int = 0,
+        unreached: Sequence[int] = (),
+    ) -> None:
         """Let processes wait for the next membership."""
         for process in processes:
             number = self.membership.number if after is None else after
-            self.coordinator.ready(process, number, self.commits.get(process, commits), self.now)
+            made = self.commits.get(process, commits)
+            self.coordinator.ready(process, number, made, self.now, unreached)
 
     def leave(self) -> None:
         """Let all members that are alive wait for the next membership."""

@@ -23,6 +23,8 @@ FAULTS = st.one_of(
     st.tuples(st.just("leave out"), st.integers(0, 2)),
     st.tuples(st.just("silent"), st.integers(0, 2)),
     st.tuples(st.just("back"), st.integers(0, 2)),
+    st.tuples(st.just("cut"), st.integers(0, 2)),
+    st.tuples(st.just("mend"), st.integers(0, 2)),
     st.tuples(st.just("time"), st.integers(1, 20)),
     st.tuples(st.just("train"), st.just(0)),
 )
@@ -39,6 +41,7 @@ class World(Job):
         self.steps = 0
         self.asked = set[int]()  # processes that have to leave their membership
         self.silent = set[str]()  # hosts behind a partition of the network
+        self.cut = set[str]()  # pairs of hosts that cannot reach each other
         self.stopped = set[int]()  # processes there that the coordinator has stopped
         self.hosts: dict[int, str] = {}
         self.dies = -1  # the rank that dies in the next synchronization
@@ -67,7 +70,8 @@ class World(Job):
             elif leaving := self.asked & set(self.ranks) & self.heard():
                 self.asked -= leaving
                 for process in sorted(leaving):
-                    self.wait(process, commits=self.saved.get(process, 0))
+                    unreached = self.unreached(process)
+                    self.wait(process, commits=self.saved.get(process, 0), unreached=unreached)
             elif not decisions:
                 return
         raise AssertionError("the membership does not settle")
@@ -97,7 +101,8 @@ class World(Job):
         if self.dies >= 0:
             self.end(self.ranks[self.dies % len(self.ranks)])
             self.dies = -1
-        if not set(self.ranks) <= self.heard():  # the others cannot connect with it
+        # the others cannot connect with it
+        if not set(self.ranks) <= self.heard() or any(map(self.unreached, self.ranks)):
             self.asked = set(self.ranks)
             return
         if set(self.ranks) <= self.alive:
@@ -106,11 +111,22 @@ class World(Job):
             self.saved |= dict.fromkeys(self.ranks, held)
             self.joined |= dict.fromkeys(self.ranks, self.membership.number)
 
+    def unreached(self, process: int) -> list[int]:
+        """Return the lower ranks that a process cannot reach in the present membership."""
+        members = self.membership.members
+        rank = self.ranks.index(process)
+        return [
+            peer
+            for peer, other in enumerate(members[:rank])
+            if "".join(sorted({other.host, members[rank].host})) in self.cut
+        ]
+
     def train(self, slow: int = -1) -> None:
         """Make a step if all members are there. A rank that dies in it may not have saved it."""
         members = set(self.ranks)
         if members <= self.heard() and all(
-            self.joined.get(each) == self.membership.number for each in members
+            not self.unreached(each) and self.joined.get(each) == self.membership.number
+            for each in members
         ):
             self.steps += 1
             for process in members - {slow}:
@@ -149,6 +165,11 @@ def test_any_history_ends_with_one_membership(faults: list[tuple[str, int]]) -> 
             world.asked |= set(world.ranks)  # an exchange with its ranks fails
         elif kind == "back":
             world.reconnect("abc"[number])
+        elif kind == "cut":
+            world.cut.add(("ab", "ac", "bc")[number])
+            world.asked |= set(world.ranks)
+        elif kind == "mend":
+            world.cut.discard(("ab", "ac", "bc")[number])
         elif kind == "time":
             world.now += number
         else:
@@ -157,6 +178,7 @@ def test_any_history_ends_with_one_membership(faults: list[tuple[str, int]]) -> 
     numbers = [each.number for each in world.published]
     assert all(after == before + 1 for before, after in pairwise(numbers))
     if not world.failed:
+        world.cut.clear()
         for host in "abc":
             world.reconnect(host)
             world.coordinator.remain(host)

@@ -177,8 +177,10 @@ def _join(
         except (HorovodInternalError, RendezvousError, OSError) as error:
             # The loss of a member is reported by the driver. Only this rank knows of a network that
             # does not reach another member.
-            is_late = isinstance(error, RendezvousError)
-            say = log.logger.warning if is_late else log.logger.info
+            say = log.logger.info
+            if isinstance(error, RendezvousError):
+                say = log.logger.warning
+                membership.note_unreached(error.unreached)
             say("membership %d could not be formed: %s", placement.generation, error)
 
 

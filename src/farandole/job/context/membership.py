@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.base import log
@@ -75,6 +75,7 @@ class _Participation:
       synchronization.
     - ``agreed``: The number of commits of the state that it receives in a synchronization.
     - ``lost``: The number of commits of a state that no member still has; 0 if a member has it.
+    - ``unreached``: The ranks of membership ``number`` whose hosts it could not reach.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
     - ``asked``: The time of its last query for changes of hosts, in seconds.
     - ``alone``: The session in which it commits without the other ranks; empty for none.
@@ -86,6 +87,7 @@ class _Participation:
         self.commits = 0
         self.agreed = 0
         self.lost = 0
+        self.unreached: Sequence[int] = ()
         self.expected: Placement | None = None
         self.asked = 0.0
         self.alone = ""
@@ -188,7 +190,8 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
     # Imported here because most jobs have a fixed size.
     from farandole.job.elastic.membership import placements
 
-    report = json.dumps([_participation.number, _participation.commits])
+    unreached, _participation.unreached = list(_participation.unreached), ()
+    report = json.dumps([_participation.number, _participation.commits, unreached])
     client.set(keys.ready(connection.member), report.encode())
     membership = _next_membership(client, connection.member)
     _participation.number, _participation.lost = membership.number, membership.lost
@@ -200,6 +203,13 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
     who = f"rank {placement.rank}"
     log.configure(settings.log_level, who=who, hide_time=settings.log_hide_time)
     return placement
+
+
+def note_unreached(ranks: Sequence[int]) -> None:
+    """Record the ranks of the present membership whose hosts this process cannot reach. The driver
+    learns of them when this process waits for the next membership.
+    """
+    _participation.unreached = ranks
 
 
 def _offer_store(client: StoreClient, placement: Placement, settings: Settings) -> None:

@@ -20,12 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import counted
+from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out
 from farandole.job.elastic.changes import HostUpdateResult
 from farandole.job.elastic.decisions import (
     Break,
     Decision,
     Finish,
     GiveUp,
+    LeaveOut,
     Notify,
     Overdue,
     Publish,
@@ -64,12 +66,13 @@ class _Ready(NamedTuple):
     """A process that waits for the membership after number ``after``, since the time ``since``.
 
     ``commits``: the number of commits of its state; 0 for the initial state, 1 for a synchronized
-    state without a commit.
+    state without a commit. ``unreached``: the ranks that it could not reach there.
     """
 
     after: int
     commits: int
     since: float
+    unreached: tuple[int, ...]
 
 
 class Coordinator:
@@ -154,15 +157,18 @@ class Coordinator:
             self.lost.add(process)
             self._pool.member_failed(member.host, now)
 
-    def ready(self, process: int, after: int, commits: int, now: float) -> None:
+    def ready(
+        self, process: int, after: int, commits: int, now: float, unreached: Sequence[int] = ()
+    ) -> None:
         """Record that a process waits for a membership.
 
         ``after``: the number of the last membership that it tried to join; 0 for none.
         ``commits``: the number of commits of its state; 0 if it has neither committed nor completed
-        a synchronization.
+        a synchronization. ``unreached``: the ranks of that membership whose hosts it could not
+        reach.
         """
         if process in self._alive:
-            self._ready[process] = _Ready(after, commits, now)
+            self._ready[process] = _Ready(after, commits, now, tuple(unreached))
 
     # ---- decisions ----
 
@@ -219,6 +225,9 @@ class Coordinator:
             return decisions + self._overdue(awaited, now)
         if not stayers and self._live_members():
             return decisions + self._await_more(0, now)
+        if changes := self._leave_out_unreachable(stayers, now):
+            decisions += changes
+            stayers = self._split(now)[0]
         return decisions + self._next(stayers, now)
 
     def _is_running(self) -> bool:
@@ -372,6 +381,27 @@ class Coordinator:
             return [Overdue(processes, seconds, failed=False)]
         return []
 
+    def _broken_links(self, stayers: Sequence[Member]) -> list[BrokenLink]:
+        """Return the broken links between members that have left the present membership."""
+        unreached = {each.process: self._ready[each.process].unreached for each in stayers}
+        return broken_links(self.membership.members, unreached)
+
+    def _leave_out_unreachable(self, stayers: Sequence[Member], now: float) -> list[Decision]:
+        """Leave out hosts so that all others reach each other, unless fewer than ``min_np`` slots
+        would be left: the network may recover.
+        """
+        links = self._broken_links(stayers)
+        holders = {each.host for each in stayers if not self._lacks_state(each)}
+        hosts = hosts_to_leave_out(links, count_by_host(stayers), holders)
+        slots = self._pool.available(now)
+        left = sum(number for host, number in slots.items() if host not in hosts)
+        if not hosts or left < self._options.min_np:
+            return []
+        for host in hosts:
+            self._pool.leave_out(host, now)
+        self._held.fruitless = 0
+        return [LeaveOut(tuple(hosts), "; ".join(link.describe() for link in links))]
+
     def _next(self, stayers: Sequence[Member], now: float) -> list[Decision]:
         """Publish the next membership, or wait for more processes."""
         if not stayers:
@@ -387,12 +417,7 @@ class Coordinator:
             self._held.lose()
         self._held.take(commits.values(), is_planned=self._notified)
         if self._held.fruitless >= FRUITLESS:
-            return [
-                GiveUp(
-                    f"{FRUITLESS} memberships were lost without a commit in between",
-                    "Commit more often, or correct the program",
-                )
-            ]
+            return [self._give_up_fruitless(stayers)]
         limit = self._options.reset_limit
         if limit is not None and self._resets >= limit:
             return [
@@ -405,6 +430,17 @@ class Coordinator:
         self._resets += 1
         first = max(commits, key=lambda process: commits[process])
         return self._publish(arrange(stayers, joiners, first), now)
+
+    def _give_up_fruitless(self, stayers: Sequence[Member]) -> GiveUp:
+        reason = f"{FRUITLESS} memberships were lost without a commit in between"
+        links = self._broken_links(stayers)
+        if not links:
+            return GiveUp(reason, "Commit more often, or correct the program")
+        return GiveUp(
+            f"{reason}: {'; '.join(link.describe() for link in links)}",
+            "Repair the network between these hosts, or lower --min-np, so that the others go on"
+            " without them",
+        )
 
     def _await_more(self, there: int, now: float) -> list[Decision]:
         least, timeout = self._options.min_np, self._options.timeout

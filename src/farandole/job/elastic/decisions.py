@@ -54,6 +54,13 @@ class Overdue(NamedTuple):
     failed: bool
 
 
+class LeaveOut(NamedTuple):
+    """Report that ``hosts`` are left out from the next membership on, for ``reason``."""
+
+    hosts: tuple[str, ...]
+    reason: str
+
+
 class Finish(NamedTuple):
     """The job has ended successfully."""
 
@@ -75,4 +82,4 @@ class GiveUp(NamedTuple):
     cure: str = ""
 
 
-Decision = Start | Stop | Publish | Notify | Break | Overdue | Finish | Restart | GiveUp
+Decision = Start | Stop | Publish | Notify | Break | Overdue | LeaveOut | Finish | Restart | GiveUp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from farandole.job.elastic.coordinator import Coordinator
 from farandole.job.elastic.decisions import Decision, GiveUp, Restart
@@ -29,9 +29,11 @@ class RestartingCoordinator(Coordinator):
         self._joins = False  # whether any process has waited for a membership
         self._changed_since = -1.0  # the time since which a restart would change the ranks; or -1
 
-    def ready(self, process: int, after: int, commits: int, now: float) -> None:
+    def ready(
+        self, process: int, after: int, commits: int, now: float, unreached: Sequence[int] = ()
+    ) -> None:
         self._joins = True
-        super().ready(process, after, commits, now)
+        super().ready(process, after, commits, now, unreached)
 
     def _continue(self, now: float) -> list[Decision]:
         if self._joins or not self._is_running():

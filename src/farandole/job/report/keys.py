@@ -112,7 +112,7 @@ def notice(number: int) -> str:
 
 def ready(process: int) -> str:
     """Return the key set by a process that waits for its next membership, JSON: the number of its
-    last membership (0: none), and its number of commits.
+    last membership (0: none), its number of commits, and the ranks there that it could not reach.
     """
     return f"ready/{process}"
 

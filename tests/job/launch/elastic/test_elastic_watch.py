@@ -169,7 +169,7 @@ def test_a_rank_that_hangs_is_named_and_ended(simulate: Callable[..., Simulation
         job.listed.append({"localhost": 1, "other": 1, "third": 1})
         if member.host == "third":
             job.store.on_change = job.workers[0].finish
-            job.store.receive("ready/0", b"[1, 0]")
+            job.store.receive("ready/0", b"[1, 0, []]")
 
     job = simulate(react)
     job.run(TWO._replace(warning=0.01, patience=0.05), {"localhost": 1, "other": 1})
@@ -182,7 +182,7 @@ def test_a_rank_that_hangs_is_named_and_ended(simulate: Callable[..., Simulation
 def test_a_failed_job_names_the_rank_that_hung(simulate: Callable[..., Simulation]) -> None:
     def react(job: Simulation, member: Member) -> None:
         if member.process == 1:
-            job.store.receive("ready/0", b"[1, 0]")
+            job.store.receive("ready/0", b"[1, 0, []]")
 
     options = ElasticOptions(np=2, min_np=2, timeout=0.05)
     with pytest.raises(JobFailedError, match=mentioning("rank 1 on other", "2")):

@@ -1,8 +1,11 @@
-"""Hosts vanish in the middle of a training: no committed step is lost, and no rank's own values."""
+"""Hosts vanish or do not reach each other in the middle of a training: no committed step is lost, and
+no rank's own values.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +26,11 @@ import numpy as np
 import farandole.numpy as hvd
 from farandole.core.api import elastic
 from farandole.core.api.state import ObjectState
+from farandole.net import liveness
 folder, process, host = Path(sys.argv[1]), os.environ["FARANDOLE_MEMBER"], socket.gethostname()
+full = int(sys.argv[2])
+if "quick" in sys.argv:  # a quarter of the real times
+    liveness.LOST_SECONDS, liveness.PROBE_AFTER, liveness.PROBE_EVERY, liveness.PROBES = 2.0, 1, 1, 1
 hvd.init()
 state = ObjectState(step=0, total=0.0, seen=[])
 state.register_per_rank("seen", lambda own, lost: own + lost)
@@ -31,7 +38,7 @@ begins = []
 @elastic.run
 def train(state):
     begins.append([state.step, len(state.lost_ranks)])
-    while state.step < 40 or hvd.size() == 6:
+    while state.step < 40 or hvd.size() == full:
         state.total += float(hvd.allreduce(np.ones(50_000), op=hvd.Average, name="x")[0])
         state.seen = [*state.seen, [state.step, process]]
         state.step += 1
@@ -53,7 +60,7 @@ def four() -> Iterator[Hosts]:
 
 def test_two_hosts_vanish_at_once(four: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path))
+    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "6")
     words = ("--min-np", "1", "-H", "b:2,c:2,d:2", "--commit-copies", "2")
     job = start(four, "run", "-np", "6", *words, *train)
 
@@ -83,3 +90,23 @@ def test_two_hosts_vanish_at_once(four: Hosts, tmp_path: Path) -> None:
         steps = sorted(step for step, owner in seen if owner == process)
         assert steps == list(range(len(steps)))
         assert len(steps) >= last - 1  # the copy of the last commit may not have been complete
+
+
+def test_a_host_that_reaches_no_other_is_left_out(four: Hosts, tmp_path: Path) -> None:
+    """The packets of ``c`` to ``b`` and ``d`` are lost, while the driver on ``a`` reaches all."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "4", "quick")
+    words = ("--min-np", "2", "-H", "b:1,c:2,d:1")
+    job = start(four, "run", "-np", "4", *words, *train)
+    await_file(tmp_path / "20", job)
+    for other in (four[1], four[3]):
+        four[2].lose(other)
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    results = [json.loads(line.partition(":")[2]) for line in out.splitlines()]
+    assert {result[0] for result in results} == {"0", "3"}
+    committed = [int(path.read_text()) for path in tmp_path.glob("committed.c.*")]
+    assert all(result[1][1][0] >= max(committed) for result in results)
+    (line,) = [line for line in err.splitlines() if "left out" in line]
+    assert re.search(r"\bc\b.*rank \d on \w cannot reach rank \d on \w", line)
+    assert four.idle()

@@ -10,7 +10,6 @@ listeners close once all ranks are connected.
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import struct
 import threading
@@ -23,6 +22,7 @@ from farandole.core.transports.tcp.overlay import overlay
 from farandole.errors import (
     AuthenticationError,
     HorovodInternalError,
+    PeerLostError,
     RendezvousError,
     SettingsError,
     ranks_named,
@@ -38,7 +38,6 @@ PATIENCE = 5.0  # seconds that one handshake may take
 FIRST = 0.5
 _HELLO = struct.Struct("<IB")  # the dialling rank, and the connection
 _WELCOME = b"\1"
-_SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH)  # a router may report that a host is gone
 
 
 _logged_networks: set[str] = set()  # the networks that this process has logged
@@ -52,6 +51,10 @@ class _Reachability:
         self.silent = False  # whether one of its addresses was silent since
         self._reached: set[str] = set()  # networks on which peers answered
         self._failed: set[str] = set()  # networks on which peers did not
+
+    def silence(self) -> float:
+        """Return the seconds since the last sign of life of the dialled peer's host."""
+        return time.monotonic() - self.last_sign
 
     def order(self, addresses: list[str]) -> list[str]:
         """Return the addresses, the most promising first."""
@@ -231,14 +234,40 @@ class TcpRendezvous:
             patience *= 2
             if not reachability.silent:
                 reachability.last_sign = time.monotonic()
-            elif time.monotonic() - reachability.last_sign >= liveness.LOST_SECONDS:
-                hosts = ", ".join(interfaces.parted(address)[0] for address in listeners)
-                raise RendezvousError(
-                    f"rank {self.names[self.rank]} cannot reach rank {self.names[peer]}"
-                    f" ({hosts}): no answer for {liveness.LOST_SECONDS:g} s. The network between"
-                    " the hosts is down, or a firewall blocks it"
-                )
-            self._pause()
+            elif reachability.silence() >= liveness.LOST_SECONDS:
+                raise self._unreachable([peer, *self._silent_peers(peer)])
+            try:
+                self._pause()
+            except PeerLostError as error:  # another rank has given up first
+                if reachability.silence() < liveness.LOST_SECONDS / 2:
+                    raise
+                raise self._unreachable([peer]) from error
+
+    def _unreachable(self, peers: Sequence[int]) -> RendezvousError:
+        """Return the error for ranks that have set an entry, and whose hosts are silent."""
+        entry = self.store.try_get(self._key(peers[0])) or b""
+        return RendezvousError(
+            f"rank {self.names[self.rank]} cannot reach rank {self.names[peers[0]]}"
+            f" ({_hosts(entry)}): no answer for {self._reachability.silence():.0f} s. The network"
+            " between the hosts is down, or a firewall blocks it",
+            unreached=[self.names[peer] for peer in peers],
+        )
+
+    def _silent_peers(self, known: int) -> list[int]:
+        """Return one rank of each silent host, apart from the host of the rank ``known``: the host
+        of this rank may be the one without a network.
+        """
+        entries = self.store.gather(f"tcp/{self.scope}", self.size, 0.0)
+        listeners = {peer: _listeners(entry) for peer, entry in enumerate(entries) if entry}
+        by_host = {tuple(listeners[peer]): peer for peer in reversed(listeners)}
+        for peer in (self.rank, known):
+            by_host.pop(tuple(listeners.get(peer, ())), None)
+        asked = {
+            peer: [(host, int(port)) for host, port in listeners[peer].items()]
+            for peer in by_host.values()
+        }
+        silent = liveness.unanswered([each for found in asked.values() for each in found])
+        return [peer for peer, found in asked.items() if silent.issuperset(found)]
 
     def _try_address(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
         """Connect to one address of ``peer``. Return False, with the reason in ``trouble``, if that
@@ -254,7 +283,7 @@ class TcpRendezvous:
             self.trouble = (
                 f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
             )
-            if isinstance(error, TimeoutError) or error.errno in _SILENT:
+            if isinstance(error, TimeoutError) or error.errno in liveness.UNREACHABLE:
                 reachability.silent = True
             return False
         reachability.last_sign = time.monotonic()
@@ -388,5 +417,11 @@ class TcpRendezvous:
 
 def _hosts(entry: bytes) -> str:
     """Return the addresses in the entry of a rank, as text."""
+    return ", ".join(_listeners(entry))
+
+
+def _listeners(entry: bytes) -> dict[str, str]:
+    """Return the ports by address in the entry of a rank."""
     listeners = entry.decode().partition(";")[0].split(",")
-    return ", ".join(interfaces.parted(listener.partition("|")[0])[0] for listener in listeners)
+    split = (listener.rpartition("|") for listener in listeners)
+    return {interfaces.parted(address)[0]: port for address, _, port in split}

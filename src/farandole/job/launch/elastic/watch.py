@@ -18,6 +18,7 @@ from farandole.job.elastic.decisions import (
     Decision,
     Finish,
     GiveUp,
+    LeaveOut,
     Notify,
     Overdue,
     Publish,
@@ -70,8 +71,9 @@ class ElasticWatch(Watch):
         self._listed = listed
         self._elastic_servers = ElasticServers(job.settings, store)
         # Processes that wait for a membership, appended by the store's threads: the number of the
-        # process, the number of its last membership, and its commits.
-        self._waiting: deque[tuple[int, int, int]] = deque()
+        # process, the number of its last membership, its commits, and the ranks there that it could
+        # not reach.
+        self._waiting: deque[tuple[int, int, int, list[int]]] = deque()
         self._departures = Departures(job.settings, store, self._pump.wake, self._note_change)
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
@@ -133,8 +135,9 @@ class ElasticWatch(Watch):
             super()._on_set(key, value)
             return
         try:
-            after, commits = json.loads(value)
-            self._waiting.append((int(process), int(after), int(commits)))
+            after, commits, unreached = json.loads(value)
+            ranks = [int(rank) for rank in unreached]
+            self._waiting.append((int(process), int(after), int(commits), ranks))
         except (ValueError, TypeError) as error:
             logger.warning("ignoring %r in the job's store: %s", key, error)
             return
@@ -160,8 +163,8 @@ class ElasticWatch(Watch):
         while self._listed:
             self._coordinator.list_hosts(self._listed.popleft())
         while self._waiting:
-            process, after, commits = self._waiting.popleft()
-            self._coordinator.ready(process, after, commits, time.monotonic())
+            process, after, commits, unreached = self._waiting.popleft()
+            self._coordinator.ready(process, after, commits, time.monotonic(), unreached)
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)
@@ -252,6 +255,15 @@ class ElasticWatch(Watch):
                 )
             self._note_change(text)
 
+    def _note_left_out(self, decision: LeaveOut) -> None:
+        are = "is" if len(decision.hosts) == 1 else "are"
+        cure = "Repair the network between these hosts."
+        if not self._job.settings.cooldown_range:
+            cure += " With --cooldown-range, a host is tried again after some time."
+        self._note_change(
+            f"{' and '.join(decision.hosts)} {are} left out: {decision.reason}.\n{cure}"
+        )
+
     def _note_change(self, text: str) -> None:
         if not self._job.display.quiet:
             self._job.display.note(text)
@@ -289,6 +301,8 @@ class ElasticWatch(Watch):
             self._note_overdue(decision)
         elif isinstance(decision, Stop):
             self._stop(decision.process)
+        elif isinstance(decision, LeaveOut):
+            self._note_left_out(decision)
         elif isinstance(decision, Finish):
             self._over = True
         elif isinstance(decision, Restart):
