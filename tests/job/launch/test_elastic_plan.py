@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,25 @@ def test_an_unknown_url_of_commits_is_refused(settings: Settings) -> None:
         plan_of(2, settings.replace(commit_dir="nosuch://a/b"), None)
 
 
-@pytest.mark.parametrize("path", ["commits", "file:///commits", "memory://a", "s3://a/b"])
+@pytest.mark.parametrize("path", ["commits", "file:///commits", "memory://a"])
 def test_paths_and_urls_of_commits_are_accepted(path: str) -> None:
     plan_of(2, Settings(commit_dir=path), None)
+
+
+def test_a_missing_package_for_commits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = pytest.importorskip("fsspec.registry", reason="fsspec is not installed")
+    for name, url in (("s3fs", "s3://a/b"), ("paramiko", "sftp://a/b")):
+        monkeypatch.setitem(sys.modules, name, None)
+        for protocol in ("s3", "sftp"):
+            registry._registry.pop(protocol, None)
+        with pytest.raises(SettingsError, match=mentioning(url, f"pip install {name}")) as caught:
+            plan_of(2, Settings(commit_dir=url), None)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_file_for_commits_is_refused(prefix: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SettingsError, match=mentioning("--commit-dir", str(file))):
+        plan_of(2, Settings(commit_dir=f"{prefix}{file}"), None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from farandole.base.optional import require
+from farandole.base.optional import require_file_system
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 from farandole.job.launch.plan import parse_hosts
@@ -28,8 +29,8 @@ def plan_of(
 
     ``np``: ranks at the start; None: ``min_np``. ``hosts``: hosts with slots (``h1:2,h2:4``); None:
     this machine. ``source``: a discovery, or a function that returns the hosts. Raises
-    SettingsError for bounds that contradict each other, hosts from two sources, an unknown URL of
-    commits, or settings that would have no effect in a job of fixed size.
+    SettingsError for bounds that contradict each other, hosts from two sources, a folder of commits
+    that cannot be used, or settings that would have no effect in a job of fixed size.
     """
     _check_commit_dir(settings.commit_dir)
     if source is None and not is_elastic(settings):
@@ -70,15 +71,17 @@ def _refuse_without_effect(settings: Settings) -> None:
 
 
 def _check_commit_dir(path: str) -> None:
-    # Each rank would fail later. Missing packages are found there: the driver may have others.
+    # Each rank would fail later.
     protocol, separator, _ = path.partition("://")
     if not separator or protocol == "file":
+        local = os.path.expanduser(path.removeprefix("file://"))
+        if os.path.isfile(local):
+            raise SettingsError(f"--commit-dir {path} is a file. Give a folder")
         return
     try:
-        registry = require("fsspec.registry", f"writing commits to {path}")
-        registry.get_filesystem_class(protocol.partition("::")[0])
-    except ImportError:
-        return
+        require_file_system(path, f"--commit-dir {path}")
+    except ImportError as error:
+        raise SettingsError(f"{error}. The hosts of the ranks need it, too") from None
     except ValueError:
         raise SettingsError(
             f"commit_dir={path!r} has a protocol that fsspec does not know: {protocol}. Give a"

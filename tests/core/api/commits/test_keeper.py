@@ -10,6 +10,8 @@ import pytest
 
 from farandole.core.api import elastic
 from farandole.core.api.commits import keeper
+from farandole.core.api.commits.commit_file import Commit
+from farandole.core.api.commits.keeper import _in_one_line
 from farandole.core.api.commits.store import CommitFolder
 from farandole.core.api.state import ObjectState
 from farandole.errors import DataError
@@ -76,6 +78,44 @@ def test_a_commit_of_another_state_is_refused_on_all_ranks(tmp_path: Path) -> No
 
     first, second = job(2, body, commit_dir=str(tmp_path))
     assert first == second
+
+
+def refusal(folder: Path, *values: str, **settings: Any) -> None:
+    """Check that both ranks refuse ``folder`` with one message that has ``values``."""
+
+    def body(rank: int) -> str:
+        with pytest.raises(DataError, match=mentioning(str(folder), *values)) as why:
+            elastic.run(lambda state: None)(ObjectState(step=0, weights=np.zeros(3), own=rank))
+        return str(why.value)
+
+    first, second = job(2, body, commit_dir=str(folder), **settings)
+    assert first == second
+    assert "\n" not in first
+
+
+def test_a_folder_without_a_usable_commit_is_refused(tmp_path: Path) -> None:
+    train(1, tmp_path, 1)
+    (name,) = CommitFolder(str(tmp_path))._names()
+    (tmp_path / name).write_bytes(b"damaged")
+    refusal(tmp_path, name)
+    assert (tmp_path / name).read_bytes() == b"damaged"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refusal(tmp_path / "file" / "x", "NotADirectoryError")
+
+
+def test_a_commit_of_another_global_batch_is_refused(tmp_path: Path) -> None:
+    CommitFolder(str(tmp_path)).write(Commit(7, 1.5, "ObjectState", b"", shares=3))
+    refusal(tmp_path, "commit 7", "3 shares", "--max-np 3", fixed_global_batch=True)
+
+
+def test_a_long_reason_is_shortened_to_one_line() -> None:
+    text = _in_one_line(RuntimeError("size mismatch:\n\t" + "0.weight " * 200))
+    assert mentions(text, "RuntimeError", "size mismatch", "0.weight")
+    assert len(text) < 400
+    assert "\n" not in text
 
 
 def test_a_lost_state_without_a_commit_ends_the_job(tmp_path: Path) -> None:

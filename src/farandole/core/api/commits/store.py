@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from farandole.base.optional import require
-from farandole.core.api.commits.commit_file import Commit
+from farandole.base.optional import require, require_file_system
+from farandole.core.api.commits.commit_file import Commit, job_of
+from farandole.errors import DataError
 
-KEPT = 2  # files in a folder: the previous commit is used if the newest one is damaged
+KEPT = 2  # files in a folder: the newest one, and the previous one if the newest one is damaged
+AFRESH = "Give another folder to train from the beginning"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_BEGIN = 1 << 12  # bytes that contain the first line of a commit
 _NAME = re.compile(r"commit-(\d{12})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class _Files(Protocol):
-    """The files of one folder."""
+    """The files of one folder. ``begin`` returns a file's first ``_BEGIN`` bytes."""
 
     def names(self) -> list[str]: ...
     def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
+    def begin(self, name: str) -> bytes: ...
+    def write(self, name: str, parts: Sequence[bytes]) -> None: ...
     def remove(self, name: str) -> None: ...
+
+
+class ForeignCommitError(Exception):
+    """Another job writes commits to the same folder. ``name``: its commit."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was written by another job")
+        self.name = name
 
 
 class CommitFolder:
@@ -34,33 +49,69 @@ class CommitFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._files: _Files = _Remote(path) if _is_remote(path) else _Local(_local(path))
+        self.local = "" if _is_remote(path) else _local(path)
+        self._files: _Files = _Local(self.local) if self.local else _Remote(path)
+        self._first: str | None = None  # the newest file before this job's first one
+        self._damaged: set[str] = set()
 
     def write(self, commit: Commit) -> str:
-        """Write ``commit`` as the newest one, remove all but the newest ``KEPT``, and return its
-        path. A reader never sees a part of the file.
+        """Write ``commit`` as the newest one, remove all but the newest ``KEPT`` undamaged ones,
+        and return its path. A reader never sees a part of the file.
+
+        Raises ForeignCommitError if another job has written a commit since this job began.
         """
         known = self._names()
-        number = int(known[-1].rpartition("-")[2]) + 1 if known else 1
+        newest = known[-1] if known else ""
+        if self._first is None:
+            self._first = newest
+        if newest != self._first and job_of(self._files.begin(newest)) not in ("", commit.job):
+            raise ForeignCommitError(self.path_of(newest))
+        number = int(newest.rpartition("-")[2]) + 1 if newest else 1
         name = f"commit-{number:012d}"
-        self._files.write(name, commit.to_bytes())
-        for old in [*known, name][:-KEPT]:
+        self._files.write(name, commit.to_parts())
+        kept = [*(each for each in known if each not in self._damaged), name][-KEPT:]
+        for old in set(known) - set(kept):
             # Another rank 0 may have removed the file.
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(old)
         return self.path_of(name)
 
     def newest(self, report: Callable[[str], object]) -> Commit | None:
-        """Return the newest commit that is not damaged; None if there is none.
+        """Return the newest commit that is not damaged; None if the folder has no commit.
 
-        ``report`` is called with a sentence for each damaged file.
+        ``report`` is called with a sentence for each damaged file. Raises DataError if all are
+        damaged.
         """
-        for name in reversed(self._names()):
+        names = self._names()
+        self._first = names[-1] if names else ""
+        for name in reversed(names):
             try:
                 return Commit.from_bytes(self._files.read(name))
             except ValueError as error:
+                self._damaged.add(name)
                 report(f"the commit {self.path_of(name)} is damaged: {error}")
+        if names:
+            paths = ", ".join(map(self.path_of, names))
+            raise DataError(f"all commits are damaged: {paths}. {AFRESH}")
         return None
+
+    def check_writable(self) -> None:
+        """Raise OSError, or an error of the URL's file system, unless files can be written."""
+        name = ".probe"
+        try:
+            self._files.write(name, [b"probe"])
+            self._files.remove(name)
+        except OSError as error:
+            # A full disk may have space again when the first commit is due.
+            if error.errno not in FULL:
+                raise
+
+    def space(self) -> int | None:
+        """Return the number of free bytes; None if it is unknown."""
+        try:
+            return shutil.disk_usage(self.local).free if self.local else None
+        except OSError:
+            return None
 
     def path_of(self, name: str) -> str:
         """Return the path or URL of a file in the folder."""
@@ -86,15 +137,25 @@ class _Local:
         with open(os.path.join(self._path, name), "rb") as file:
             return file.read()
 
-    def write(self, name: str, data: bytes) -> None:
+    def begin(self, name: str) -> bytes:
+        with open(os.path.join(self._path, name), "rb") as file:
+            return file.read(_BEGIN)
+
+    def write(self, name: str, parts: Sequence[bytes]) -> None:
         os.makedirs(self._path, exist_ok=True)
         # One name for all writes, so that an interrupted one leaves at most one file.
         partial = os.path.join(self._path, ".partial")
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(partial, os.path.join(self._path, name))
+        try:
+            with open(partial, "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(partial, os.path.join(self._path, name))
+        except OSError:
+            # A part would take the last space of a full disk.
+            with contextlib.suppress(OSError):
+                os.remove(partial)
+            raise
 
     def remove(self, name: str) -> None:
         os.remove(os.path.join(self._path, name))
@@ -106,9 +167,9 @@ class _Remote:
     """
 
     def __init__(self, url: str) -> None:
-        core = require("fsspec.core", f"writing commits to {url}")
+        require_file_system(url, f"writing commits to {url}")
         self._system: Any
-        self._system, self._path = core.url_to_fs(url)
+        self._system, self._path = require("fsspec.core", "").url_to_fs(url)
 
     def names(self) -> list[str]:
         self._system.invalidate_cache()
@@ -121,9 +182,12 @@ class _Remote:
     def read(self, name: str) -> bytes:
         return bytes(self._system.cat_file(f"{self._path}/{name}"))
 
-    def write(self, name: str, data: bytes) -> None:
+    def begin(self, name: str) -> bytes:
+        return bytes(self._system.cat_file(f"{self._path}/{name}", start=0, end=_BEGIN))
+
+    def write(self, name: str, parts: Sequence[bytes]) -> None:
         self._system.makedirs(self._path, exist_ok=True)
-        self._system.pipe_file(f"{self._path}/{name}", data)
+        self._system.pipe_file(f"{self._path}/{name}", b"".join(parts))
 
     def remove(self, name: str) -> None:
         self._system.rm_file(f"{self._path}/{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from farandole.base import threads
 from farandole.base.log import logger
 from farandole.core.api.commits.commit_file import Commit
-from farandole.core.api.commits.store import CommitFolder
+from farandole.core.api.commits.store import FULL, CommitFolder, ForeignCommitError
 
 
 class Packable(Protocol):
@@ -30,17 +31,26 @@ class _Last(NamedTuple):
 class CommitWriter:
     """Writes commits to ``folder``, at most one every ``seconds``, in the background.
 
-    A failed write is reported once, and tried again with a later commit.
+    ``job``: the id of the job. ``shares``: the number of shares of its fixed global batch, or 0.
+
+    A failed write is tried again with a later commit. The first of several failures for one reason
+    is reported, and the end of the failures. When another job writes to the folder, no more commits
+    are written.
     """
 
-    def __init__(self, folder: CommitFolder, seconds: float) -> None:
+    def __init__(
+        self, folder: CommitFolder, seconds: float, job: str = "", shares: int = 0
+    ) -> None:
         self._folder, self._seconds = folder, seconds
+        self._job, self._shares = job, shares
         self._last: _Last | None = None
         self._written = 0  # the number of the last written commit
         self._due = 0.0  # the first commit is written at once
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
-        self._failure = ""
+        self._failure: tuple[str, int | None] | None = None  # the kind of the last one
+        self._failed = 0  # the number of the last commit with a reported failure
+        self._has_ended = False
 
     def offer(self, state: Packable, number: int, saved: Any) -> None:
         """Record the commit ``number`` with its ``saved`` values, and begin to write it if a write
@@ -62,24 +72,70 @@ class CommitWriter:
         last = self._last
         return last is not None and self._written >= last.number
 
+    def finish(self) -> None:
+        """Write the last commit, and report a failure even if it is not the first one."""
+        if self.write_now() or self._last is None or self._failed == self._last.number:
+            return
+        written = self._written
+        logger.warning(
+            "the last commit %d is not in %s: %s",
+            self._last.number,
+            self._folder.path,
+            f"the newest one of this job there is {written}" if written else "no commit is",
+        )
+
     def _write(self) -> None:
         with self._writing:
             last = self._last
-            if last is None or self._written == last.number:
+            if last is None or self._written == last.number or self._has_ended:
                 return
-            name = type(last.state).__name__
+            name, content = type(last.state).__name__, b""
             try:
                 content = last.state.to_bytes(last.saved)
-                self._folder.write(Commit(last.number, last.time, name, content))
-                self._written, self._failure = last.number, ""
+                self._folder.write(
+                    Commit(last.number, last.time, name, content, self._job, self._shares)
+                )
+            except ForeignCommitError as error:
+                self._end(error, last.number)
             except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-                if failure != self._failure:
-                    self._failure = failure
+                self._report(error, last.number, len(content))
+            else:
+                self._written = last.number
+                if self._failure is not None:
                     logger.warning(
-                        "commit %d could not be written to %s: %s. Training continues; check"
-                        " --commit-dir",
-                        last.number,
-                        self._folder.path,
-                        failure,
+                        "commits are written to %s again: commit %d", self._folder.path, last.number
                     )
+                self._failure = None
+
+    def _report(self, error: Exception, number: int, size: int) -> None:
+        """Report the failed write of the commit ``number`` with ``size`` bytes."""
+        code = error.errno if isinstance(error, OSError) else None
+        kind = type(error).__name__, code
+        if kind == self._failure:
+            return
+        self._failure, self._failed = kind, number
+        reason, cure = f"{type(error).__name__}: {error}", "Check --commit-dir"
+        if code in FULL:
+            space = self._folder.space()
+            free = "" if space is None else f", and {space:,} are free"
+            reason = f"{os.strerror(code)}: it has {size:,} bytes{free}"
+            cure = "Make space"
+        logger.warning(
+            "commit %d could not be written to %s: %s. Training continues, and the next"
+            " commits are tried every %g s. %s",
+            number,
+            self._folder.path,
+            reason,
+            self._seconds,
+            cure,
+        )
+
+    def _end(self, error: ForeignCommitError, number: int) -> None:
+        self._has_ended, self._failed = True, number
+        logger.error(
+            "another job has written the commit %s. Training continues, but writes no more"
+            " commits to the folder: commit %d and later ones are lost with all ranks. Give each"
+            " job a --commit-dir of its own",
+            error.name,
+            number,
+        )
