@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from farandole.base.log import logger
 from tests import pool
 from tests.kits import slurm
 from tests.kits.patience import PATIENT
+from tests.kits.started import sitecustomize
 
 # Tests of a framework run where it is installed: `make test` runs them in the environments of
 # tests/environments.
@@ -45,6 +47,11 @@ if importlib.util.find_spec("hypothesis"):
 
 
 os.environ.update(PATIENT)
+
+# every started process imports its sitecustomize, as this one does above
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH")))
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
