@@ -65,6 +65,7 @@ def test_a_script_of_this_folder_needs_no_dot(
     [
         ("echo a", ("a", "--slots-per-host", "a:2")),
         ("echo a b:2", ("a b:2",)),
+        ("echo a 1 2", ("a 1 2", "host:2")),
         ("echo a:two", ("a:two",)),
         ("echo :2", (":2",)),
         ("echo lost >&2; exit 3", ("exit code 3", "lost")),

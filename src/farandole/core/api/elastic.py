@@ -29,7 +29,7 @@ _SURVIVED = (HostsUpdatedInterrupt, HorovodInternalError)
 FIXED = (
     "elastic.run: this job has a fixed size (%d rank%s). The state is synchronized, committed and"
     " restored as in an elastic job, but ranks are not added or replaced: a rank that fails ends"
-    " the job"
+    " the job. Make it elastic with --min-np"
 )
 
 

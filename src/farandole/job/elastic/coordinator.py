@@ -51,11 +51,11 @@ from farandole.job.elastic.options import ElasticOptions
 TOGETHER = 10.0
 # Seconds in which a removed process may end by itself, before it gets SIGTERM.
 LEAVE = 60.0
-# Memberships lost in a row without a commit in between, after which the job ends: the program is at
+# Memberships in a row that may be lost without a commit before the job ends: the program is at
 # fault.
 FRUITLESS = 5
 # The advice after the loss of all ranks, without and with a folder of commits.
-IN_MEMORY = "Start the job again from a checkpoint, and give --commit-dir for later jobs"
+IN_MEMORY = "Restart the job from a checkpoint, and use --commit-dir for later jobs"
 ON_DISK = (
     "A start with the same --commit-dir continues from the last commit there; a submitted run with"
     " --retries does so automatically"
@@ -197,7 +197,7 @@ class Coordinator:
                 return []
             return [
                 GiveUp(
-                    f"{counted(there, 'slot')} of {options.np} were there after"
+                    f"only {there} of {counted(options.np, 'slot')} were available after"
                     f" {now - self._short_since:.0f} s",
                     "Check the hosts, lower -np, or raise --elastic-timeout",
                 )
@@ -432,14 +432,14 @@ class Coordinator:
         return self._publish(arrange(stayers, joiners, first), now)
 
     def _give_up_fruitless(self, stayers: Sequence[Member]) -> GiveUp:
-        reason = f"{FRUITLESS} memberships were lost without a commit in between"
+        reason = f"{FRUITLESS} memberships in a row were lost without a commit"
         links = self._broken_links(stayers)
         if not links:
-            return GiveUp(reason, "Commit more often, or correct the program")
+            return GiveUp(reason, "Commit more often, or fix the program")
         return GiveUp(
             f"{reason}: {'; '.join(link.describe() for link in links)}",
-            "Repair the network between these hosts, or lower --min-np, so that the others go on"
-            " without them",
+            "Repair the network between these hosts, or lower --min-np so that the other hosts"
+            " continue without them",
         )
 
     def _await_more(self, there: int, now: float) -> list[Decision]:
@@ -451,9 +451,9 @@ class Coordinator:
             hosts = ", ".join(self._pool.left_out())
             return [
                 GiveUp(
-                    f"{counted(there, 'rank')} of at least {least} can go on, and {hosts} will"
-                    " not be used again after a failure or a preemption notice",
-                    "Give more hosts, or a time after which a host is tried again"
+                    f"only {there} of at least {counted(least, 'rank')} can continue, and {hosts}"
+                    " will not be used again after a failure or a preemption notice",
+                    "Add hosts, or set a time after which a host is used again"
                     " (--cooldown-range 10:100)",
                 )
             ]
@@ -494,11 +494,11 @@ class Coordinator:
         if members[0] in self.finished:
             return [*stops, Finish()]
         if self.finished & set(members):
-            return [*stops, GiveUp("rank 0 has not finished, and others have")]
+            return [*stops, GiveUp("other ranks have finished, but rank 0 has not")]
         return [
             *stops,
             GiveUp(
-                "no rank is left that has the state of the training"
+                "no rank with the state of the training is left"
                 + (f" (commit {self._held.least})" if self._held.least > 1 else ""),
                 ON_DISK if self._options.on_disk else IN_MEMORY,
             ),

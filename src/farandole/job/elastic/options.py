@@ -50,12 +50,12 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
     start = np or settings.min_np
     if not start:
         raise SettingsError(
-            "an elastic job needs the number of processes to start with: give -np, or --min-np"
+            "the number of processes to start with is missing: pass -np or --min-np"
         )
     if 0 < settings.leave_out_stragglers <= 1:
         raise SettingsError(
-            f"leave_out_stragglers={settings.leave_out_stragglers:g} would leave out hosts that are"
-            " as fast as the others. Give a multiple above 1, such as --leave-out-stragglers 2"
+            f"leave_out_stragglers={settings.leave_out_stragglers:g} would exclude hosts that are"
+            " as fast as the others. Use a multiple above 1, such as --leave-out-stragglers 2"
         )
     watches = not settings.stall_check_disable
     options = ElasticOptions(

@@ -57,14 +57,14 @@ def _restarting(job: Job) -> list[Any]:
             raise
         except JobFailedError as error:
             if isinstance(error, HostsChanged):
-                job.display.note(f"{error}: all ranks start again")
+                job.display.note(f"{error}. All ranks are restarted")
             elif failures == most:
                 if most:
-                    job.display.note(f"no restart is left of {most}")
+                    job.display.note(f"no restart is left (--max-restarts {most})")
                 raise
             else:
                 failures += 1
-                job.display.note(f"{error}\nrestart {failures} of {most}")
+                job.display.note(f"{error}\nAll ranks are restarted (restart {failures} of {most})")
             lost = error.host if error.host_lost else ""
             job = job._replace(elastic=job.elastic and job.elastic.again(lost))
     raise AssertionError

@@ -25,12 +25,12 @@ def is_elastic(settings: Settings) -> bool:
 def plan_of(
     np: int | None, settings: Settings, hosts: str | None, source: Source = None
 ) -> ElasticPlan | None:
-    """Return the plan of an elastic job; None for a job of fixed size.
+    """Return the plan of an elastic job; None for a job of a fixed size.
 
     ``np``: ranks at the start; None: ``min_np``. ``hosts``: hosts with slots (``h1:2,h2:4``); None:
     this machine. ``source``: a discovery, or a function that returns the hosts. Raises
     SettingsError for bounds that contradict each other, hosts from two sources, a folder of commits
-    that cannot be used, or settings that would have no effect in a job of fixed size.
+    that cannot be used, or settings that would have no effect in a job of a fixed size.
     """
     _check_commit_dir(settings.commit_dir)
     if source is None and not is_elastic(settings):
@@ -49,15 +49,15 @@ def plan_of(
     named = settings.host_discovery_script
     if hosts and (named or source is not None):
         raise SettingsError(
-            f"hosts={hosts!r} and {named or 'a discovery'} are mutually exclusive: give --hosts, or"
-            " --host-discovery-script"
+            f"hosts={hosts!r} and {named or 'a discovery'} are mutually exclusive. Use only one of"
+            " --hosts and --host-discovery-script"
         )
     fixed = parse_hosts(hosts) if hosts else [("localhost", options.max_np or options.np)]
     return ElasticPlan(options, discovery_of(settings, dict(fixed), source))
 
 
 def _refuse_without_effect(settings: Settings) -> None:
-    # A user who relies on one of these learns only when a host is lost that it did nothing.
+    # Otherwise users would notice only at the loss of a host that the setting had no effect.
     for name, value in (
         ("--preemption-notice", settings.preemption_notice),
         ("--slurm-requeue", settings.slurm_requeue),
@@ -65,18 +65,18 @@ def _refuse_without_effect(settings: Settings) -> None:
     ):
         if value:
             raise SettingsError(
-                f"{name} has no effect in a job of fixed size, which cannot continue without a"
+                f"{name} has no effect in a job of a fixed size, which cannot continue without a"
                 " host. Make the job elastic with --min-np, or remove the flag"
             )
 
 
 def _check_commit_dir(path: str) -> None:
-    # Each rank would fail later.
+    # Otherwise each rank would fail later.
     protocol, separator, _ = path.partition("://")
     if not separator or protocol == "file":
         local = os.path.expanduser(path.removeprefix("file://"))
         if os.path.isfile(local):
-            raise SettingsError(f"--commit-dir {path} is a file. Give a folder")
+            raise SettingsError(f"--commit-dir {path} is a file. Use a folder")
         return
     try:
         require_file_system(path, f"--commit-dir {path}")
@@ -84,6 +84,6 @@ def _check_commit_dir(path: str) -> None:
         raise SettingsError(f"{error}. The hosts of the ranks need it, too") from None
     except ValueError:
         raise SettingsError(
-            f"commit_dir={path!r} has a protocol that fsspec does not know: {protocol}. Give a"
+            f"commit_dir={path!r} has a protocol that fsspec does not know: {protocol}. Use a"
             " path, or a URL such as s3://bucket/run7 (--commit-dir)"
         ) from None

@@ -90,9 +90,9 @@ def parse_host(text: str, slots: int | None, source: str) -> tuple[str, int]:
     name, colon, count = text.rpartition(":")
     if not colon or text.endswith("]"):
         name, count = text, "" if slots is None else str(slots)
-    if not count and name:
+    if not count and name and not any(map(str.isspace, name)):
         raise SettingsError(
-            f"{source}: the host {name!r} has no number of slots. Write {name}:2, or give the"
+            f"{source}: the host {name!r} has no number of slots. Write {name}:2, or set the"
             " number for all hosts with --slots-per-host"
         )
     if not name or not (count.isascii() and count.isdigit()) or any(map(str.isspace, name)):

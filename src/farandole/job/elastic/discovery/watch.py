@@ -57,7 +57,7 @@ class HostWatch:
             if not self._failing:  # once for a series of failures
                 logger.warning(
                     "hosts cannot be found at the moment (%s): %s. The job continues with the"
-                    " known hosts, and asks again every %g s",
+                    " known hosts, and tries again every %g s",
                     self._discovery.describe(),
                     _words(error),
                     self._period,

@@ -78,8 +78,8 @@ def _parse(text: str, env: Mapping[str, str]) -> Source:
         return WebSource("http", f"http://{host}", f"/{path}")
     near = did_you_mean(text, PRESETS)
     raise SettingsError(
-        f"preemption_notice={text!r} is not a source of notices{near}. Use signal:USR1,"
-        f" file:/path, http://host/path, or a cloud: {', '.join(PRESETS)}"
+        f"preemption_notice={text!r} is not a source of notices (signal:USR1,"
+        f" file:/path, http://host/path, or a cloud: {', '.join(PRESETS)}){near}"
     )
 
 

@@ -73,7 +73,7 @@ class Departures:
                 self._store.set(keys.RESCUE, b"")
         for host, reason in self._faults.take(coordinator.membership):
             is_out = coordinator.leave_out(host, time.monotonic())
-            end = "is left out from its next commit on" if is_out else "is kept as the only host"
+            end = "will be excluded at its next commit" if is_out else "is kept, as the only host"
             self._note(f"{host} {end}: {reason}")
         if self._rescued:
             self._rescued = False

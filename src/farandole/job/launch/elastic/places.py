@@ -93,7 +93,7 @@ class LocalPlaces:
         if not is_here(member.host.rpartition("@")[2]):
             raise SettingsError(
                 f"{member.host!r} is not a name of this machine. Start the job with --launcher ssh"
-                " if hosts that come later are other machines"
+                " if hosts that are added later are other machines"
             )
         self._watch(member.host)
         base = launcher_env.inherited(os.environ)

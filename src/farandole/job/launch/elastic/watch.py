@@ -244,13 +244,13 @@ class ElasticWatch(Watch):
             rank = membership.processes.index(process)
             text = (
                 f"rank {rank} on {membership.members[rank].host} has not left membership"
-                f" {membership.number}, and others have waited for it for {overdue.seconds:.0f} s:"
+                f" {membership.number}; the other ranks have waited {overdue.seconds:.0f} s for it:"
                 f"\n{activity}."
             )
             if overdue.failed:
                 self._overdue = text
                 text += (
-                    "\nIt is ended as failed. Allow it more time with"
+                    "\nIt is ended as failed. To allow it more time, raise"
                     " --stall-check-shutdown-time-seconds."
                 )
             self._note_change(text)
@@ -321,7 +321,7 @@ class ElasticWatch(Watch):
         except SettingsError as error:
             if not self._published:
                 raise
-            logger.warning("no process could be started on %s: %s", member.host, error)
+            logger.warning("a process could not be started on %s: %s", member.host, error)
             self._coordinator.end(member.process, False, time.monotonic())
             return
         self._streams.add_rank(member.process)
@@ -345,7 +345,7 @@ class ElasticWatch(Watch):
         self._tail = JobTail(len(membership.members), self._job.settings)
         if membership.number > 1:
             size = counted(len(membership.members), "rank")
-            self._note_change(f"membership {membership.number}: {size}")
+            self._note_change(f"the job continues on {size} (membership {membership.number})")
 
     def _end(self, workers: Sequence[Worker]) -> None:
         for worker in workers:  # otherwise a rank may take SIGTERM for a preemption notice
