@@ -1,6 +1,6 @@
 """Digests of arrays and texts, with which ranks compare their content.
 
-A digest samples an array, so that it is cheap for a large one.
+A digest samples an array, so that it is cheap even for a large one.
 """
 
 from __future__ import annotations

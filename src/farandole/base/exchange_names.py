@@ -1,7 +1,7 @@
 """Names under which distributed optimizers exchange.
 
-A rank knows nothing but the name of a collective that only other ranks requested. Therefore the
-name identifies the optimizer, and only this module makes and parses such names.
+Of a collective that only other ranks have requested, a rank knows only the name. Therefore the name
+identifies the optimizer, and only this module makes and parses such names.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
 def _finding(number: int, there: Mapping[int, str], first: str, second: str) -> Finding:
     ranks = [[rank for rank, place in there.items() if place == at] for at in (first, second)]
     return CALL_ORDER.finding(
-        "the ranks call unnamed collectives in different orders, which mixes unrelated tensors:"
+        "the ranks call unnamed collectives in different orders, which mixes up unrelated tensors:"
         f" call {number % (1 << 40)} is at {first} on {ranks_named(ranks[0])} and at {second} on"
         f" {ranks_named(ranks[1])}. Name each collective, as in hvd.allreduce(loss, name='loss'),"
         " or make these calls in the same order on all ranks",

@@ -1,9 +1,9 @@
 """Detects jobs whose ranks began with equal parameters and exchanged no gradients.
 
 A program that broadcasts the parameters and then forgets to exchange gradients trains unrelated
-models without any visible problem. Gradients are as many as the parameters; metrics are a few
-numbers. A job that broadcast parameters and then reduced only a few numbers therefore ends with a
-warning, unless the parameters never changed, because it only predicted.
+models without any visible problem. There are as many gradients as parameters, but only a few
+numbers for metrics. A job that broadcast parameters and then reduced only a few numbers therefore
+ends with a warning, unless the parameters never changed, because it only predicted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compares and repairs the replicas of a state at its commits (``--check-replicas-every``).
 
-A bit that a processor or a memory got wrong spoils the training without an error. Ranks with equal
+A wrong bit in a processor or in memory corrupts the training without an error. Ranks with equal
 replicas outvote a damaged one, and one of them sends it the values that differ. Without a majority
-(two ranks) the ranks of an elastic job return to the state of the last comparison, and compute the
-steps since then again.
+(two ranks) the ranks of an elastic job return to the state of the last comparison, and repeat the
+steps since then.
 
 A comparison is one reduction of a few words if all replicas are equal.
 """
@@ -43,7 +43,7 @@ class ReplicatedState(Protocol):
 class ReplicaRepair:
     """The comparisons of one state.
 
-    ``every``: commits from one comparison to the next.
+    ``every``: the number of commits between two comparisons.
     """
 
     def __init__(self, state: ReplicatedState, every: int) -> None:
@@ -54,14 +54,14 @@ class ReplicaRepair:
         self._failed = False  # whether the last comparison led back to these values
 
     def reset(self) -> None:
-        """Begin again with other ranks, which receive equal states."""
+        """Start again with new ranks, which receive equal states."""
         self._pending, self._sound = False, None
 
     def before_save(self) -> None:
         """Compare the replicas if a comparison is due. Collective.
 
         Raises HorovodInternalError on all ranks of an elastic job if the ranks have to return to
-        the last comparison, and RanksDifferError if that is impossible, or has not helped.
+        the last comparison; RanksDifferError if they cannot, or if that did not help.
         """
         if self._sound is None and context.size() == 2:
             self._sound = self._state.saved_values()  # received from rank 0
@@ -148,7 +148,7 @@ def _stop(why: str) -> str:
 
 
 def _report(votes: Votes, found: Finding) -> None:
-    """Report the damaged ranks to the driver, which leaves out a host that is named repeatedly."""
+    """Report the damaged ranks to the driver, which excludes a host that is reported repeatedly."""
     client = context.store()
     if client is not None:
         key = keys.damaged(context.placement().generation, context.commits())

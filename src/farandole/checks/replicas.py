@@ -193,7 +193,9 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
-    """Return the finding that all ranks read the same data. ``how``: what all ranks did equally."""
+    """Return the finding that all ranks read the same data. ``how``: what all ranks did in the same
+    way.
+    """
     text = (
         f"all {size} ranks {how}, so {size} ranks probably do the work of one. Give each rank its"
         f" part of the data: {cures.share}"

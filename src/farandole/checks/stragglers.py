@@ -1,8 +1,8 @@
-"""Detects ranks that compute much longer than the others (``--leave-out-stragglers``).
+"""Detects ranks that compute for much longer than the others (``--leave-out-stragglers``).
 
-A step takes equally long on all ranks, because they wait for the slowest one. The time for which a
-rank computes is the time of its steps without the time for which it has waited for others, which
-the engine counts anyway. At the end of each window of commits the ranks exchange these times in one
+A step takes the same time on all ranks, because they wait for the slowest one. The computing time
+of a rank is the time of its steps minus the time that it has waited for others, which the engine
+measures anyway. At the end of each window of commits the ranks exchange these times in one
 reduction.
 """
 
@@ -25,7 +25,7 @@ WINDOWS = 3  # in a row, in which one rank is the slowest by the factor
 
 
 def straggler_of(seconds: Sequence[float], factor: float) -> int:
-    """Return the rank that computes longer than ``factor`` times the median of the others; -1 for
+    """Return the rank that computes for more than ``factor`` times the median of the others; -1 for
     none. Pure.
 
     ``seconds``: by rank, the time of a step; 0 for a rank that has not completed a window.
@@ -45,8 +45,8 @@ class StragglerSeries:
         self._rank, self._count = -1, 0
 
     def add(self, rank: int) -> bool:
-        """Add the straggler of a window; -1 for none. Return whether it has been the straggler in
-        ``WINDOWS`` windows now.
+        """Add the straggler of a window; -1 for none. Return whether it was the straggler in the
+        last ``WINDOWS`` windows.
         """
         self._count = self._count + 1 if rank == self._rank else 1
         self._rank = rank
@@ -61,7 +61,7 @@ class StragglerCheck:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again with other ranks."""
+        """Start again with new ranks."""
         self._series = StragglerSeries()
         self._began: tuple[float, float] | None = None  # the time, and the seconds waited so far
 

@@ -20,10 +20,11 @@ def settings(
     """Return Farandole's settings for Horovod's options of an elastic job, without the options that
     are None.
 
-    ``min_num_proc``, ``max_num_proc``: the least and most processes. ``host_discovery_script``: a
-    program that prints the hosts. ``slots``: processes per host. ``elastic_timeout``: seconds to
-    wait for slots. ``reset_limit``: the most changes of the processes. ``cooldown_range``: the
-    least and most seconds before a failed host is used again.
+    ``min_num_proc``, ``max_num_proc``: the minimum and maximum number of processes.
+    ``host_discovery_script``: a program that prints the hosts. ``slots``: processes per host.
+    ``elastic_timeout``: seconds to wait for slots. ``reset_limit``: the maximum number of
+    membership changes. ``cooldown_range``: the minimum and maximum seconds before a failed host is
+    used again.
 
     Raises SettingsError for values that Horovod refuses, too.
     """

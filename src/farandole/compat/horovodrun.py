@@ -134,7 +134,7 @@ def _overrides(env: dict[str, str]) -> dict[str, Any]:
 
 
 def _elastic(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of an elastic job; none for a job of fixed size."""
+    """Return the settings of an elastic job; none for a job of a fixed size."""
     if not flags.is_elastic(options):
         return {}
     return elastic.settings(

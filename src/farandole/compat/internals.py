@@ -89,7 +89,7 @@ def make_allreduce_grads(
     """Return a function that reduces a list of gradients: ``_make_allreduce_grads_fn``.
 
     It serves optimizers that programs derive themselves. All gradients are reduced together,
-    whatever ``groups`` says.
+    regardless of ``groups``.
     """
     factors: dict[str, Any] = {}
     if gradient_predivide_factor != 1.0:

@@ -1,9 +1,9 @@
 """Completes docstrings of public functions from one glossary: an argument has the same meaning in
 every framework.
 
-The specifics of a function are in its docstring; shared arguments and errors are added here.
-``tests/test_api_pages.py`` generates docs/api/ from the result, and checks that every argument is
-described.
+Details that are specific to a function are in its docstring; shared arguments and errors are added
+here. ``tests/test_api_pages.py`` generates docs/api/ from the result, and checks that every
+argument is described.
 """
 
 from __future__ import annotations

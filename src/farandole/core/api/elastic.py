@@ -41,8 +41,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     another ``State``. Returns the decorated function, which returns the result of ``func``.
 
     In an elastic job (``min_np``), the loss of a rank raises HorovodInternalError on the other
-    ranks. They restore the last commit, form the job again without the lost rank, in the same
-    processes, and call ``func`` again. When hosts come or go, ``state.commit()`` raises
+    ranks. They restore the last commit, form a new membership in the same processes without the
+    lost rank, and call ``func`` again. When hosts are added or removed, ``state.commit()`` raises
     HostsUpdatedInterrupt, which has the same effect, but nothing is restored. Before ``func`` is
     called again, the state's reset callbacks run.
 
@@ -87,8 +87,8 @@ def _loop(
 ) -> Any:
     """Call ``func``, and again after each error in ``survived``.
 
-    In an elastic job, either all ranks synchronize the state or none does: a rank that skipped the
-    synchronization alone would leave the others waiting.
+    In an elastic job, either all ranks synchronize the state or none does: a single rank that
+        skipped the synchronization would leave the others waiting.
     """
     skip_sync = False
     is_reset = context.join()
@@ -129,7 +129,9 @@ def _loop(
 
 
 def _keeper(state: Any) -> Any:
-    """Return the keeper of the state's commits; None if they are only in this rank's memory."""
+    """Return the keeper of the state's commits; None if they are kept only in this rank's
+    memory.
+    """
     if not context.takes_part():
         return None
     settings = context.settings()
@@ -144,7 +146,7 @@ def _keeper(state: Any) -> Any:
 
 def _is_lost(error: Exception) -> bool:
     """Return whether ``error`` shows that a collective has failed. Compiled functions of TensorFlow
-    and JAX raise such an error as one of their own classes.
+    and JAX raise it as an error of their own classes.
     """
     return isinstance(error, HorovodInternalError) or (
         not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)
@@ -152,7 +154,9 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _warn_of_own(error: Exception) -> None:
-    """Log an error that was not caused by the loss of another rank: it may occur again."""
+    """Log an error that was not caused by the loss of another rank and may therefore occur
+    again.
+    """
     of_others = isinstance(error, (PeerLostError, ShutDownError))
     if isinstance(error, HorovodInternalError) and not of_others:
         logger.warning(
@@ -161,7 +165,9 @@ def _warn_of_own(error: Exception) -> None:
 
 
 def _reset(reset: Callable[[], object]) -> None:
-    """Call ``reset``; in an elastic job, again after each loss of a rank during the call."""
+    """Call ``reset``; in an elastic job, call it again after each loss of a rank during the
+    call.
+    """
     while True:
         try:
             reset()

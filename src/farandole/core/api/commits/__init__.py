@@ -1,4 +1,5 @@
-"""Commits that outlive their rank: copies on other hosts, and files.
+"""Commits that survive the loss of their rank: copies on other hosts, and files.
 
-``keeper`` has both for the state of ``elastic.run``; jobs without them never load this package.
+``keeper`` manages both for the state of ``elastic.run``. Jobs that use neither never load this
+package.
 """

@@ -19,7 +19,7 @@ class Delta(NamedTuple):
     """The difference between two versions of packed values.
 
     - ``sizes``: The number of chunks of each part.
-    - ``changed``: The part and index of each chunk that differs from the version before.
+    - ``changed``: The part and index of each chunk that differs from the previous version.
     - ``lengths``: The bytes of each changed chunk.
     """
 
@@ -29,7 +29,7 @@ class Delta(NamedTuple):
 
 
 class PackedValues:
-    """Values, packed. ``digests``: of each chunk of each part."""
+    """Packed values. ``digests``: the digest of each chunk of each part."""
 
     def __init__(self, values: Any) -> None:
         arrays: list[pickle.PickleBuffer] = []
@@ -42,7 +42,7 @@ class PackedValues:
         ]
 
     def since(self, known: Sequence[Sequence[bytes]]) -> tuple[Delta, list[memoryview]]:
-        """Return the difference from a version with the digests ``known``, and the changed
+        """Return the difference from the version whose digests are ``known``, and the changed
         chunks.
         """
         changed, found = list[tuple[int, int]](), list[memoryview]()
@@ -58,7 +58,7 @@ class PackedValues:
 def applied(parts: Parts, delta: Delta, data: memoryview) -> Parts:
     """Return the next version of ``parts``, which is not changed.
 
-    ``data``: the changed chunks, one after the other.
+    ``data``: the changed chunks in sequence.
     """
     made: Parts = [
         (parts[number] if number < len(parts) else [])[:size]
@@ -73,7 +73,7 @@ def applied(parts: Parts, delta: Delta, data: memoryview) -> Parts:
 
 
 def values_of(parts: Parts) -> Any:
-    """Return the values whose chunks are ``parts``."""
+    """Return the values that are packed in ``parts``."""
     pickled, *arrays = (bytearray(b"".join(part)) for part in parts)
     return pickle.loads(pickled, buffers=arrays)
 
@@ -83,7 +83,7 @@ def _chunks(part: memoryview) -> list[memoryview]:
 
 
 class LostRank(NamedTuple):
-    """A rank that was lost or has left, and its own values in its last commit with a copy.
+    """A rank that was lost or has left, and its own values in its last copied commit.
 
     - ``process``: The number of the process in the job, which is never used again.
     - ``rank``: Its last rank.

@@ -32,8 +32,8 @@ class Copy(NamedTuple):
     """A complete commit of another rank's own values.
 
     - ``number``: The number of the commit.
-    - ``rank``: The rank that made it.
-    - ``absorbed``: The lost processes whose values are in these.
+    - ``rank``: The rank that made the commit.
+    - ``absorbed``: The lost processes whose values were merged into these.
     - ``parts``: The packed values.
     """
 
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
 
 class Shelf:
-    """The copies that this rank keeps, by process: the newest last, at most two of each."""
+    """The copies that this rank keeps, by process: at most two per process, the newest last."""
 
     def __init__(self) -> None:
         self._copies: dict[int, list[Copy]] = {}
@@ -114,7 +114,7 @@ class CopyReceiver:
 
 
 class CopySender:
-    """Sends this rank's own values to its keepers, on a thread of its own.
+    """Sends this rank's own values to its keepers, on its own thread.
 
     ``keepers``: their ranks. ``rank``: this rank.
     """

@@ -1,5 +1,5 @@
 """The keeper of the commits of an elastic program: it writes them to a folder, and loads the last
-one when no rank has the state.
+one if no rank has the state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = 300  # characters of an error's message
 class Keeper:
     """Keeps the commits of the state of one call of ``elastic.run``, according to ``settings``.
 
-    ``has_own_values``: whether each rank has values of its own in the state.
+    ``has_own_values``: whether the state has values that differ between ranks.
     """
 
     def __init__(self, settings: Settings, has_own_values: bool = False) -> None:
@@ -49,7 +49,7 @@ class Keeper:
 
     def keep(self, state: Any) -> None:
         """Keep the values that ``state`` has just saved. Does not wait for the disk or the network,
-        except for the own values of the commit before.
+        except for copies of the previous commit.
         """
         if self._writer is not None and context.rank() == 0:
             self._writer.offer(state, context.commit_number(), state.saved_values())

@@ -1,5 +1,5 @@
-"""The own values of each rank in an elastic job: copied to other ranks at each commit, and handed
-over when ranks are lost.
+"""Each rank's own values in an elastic job: copied to other ranks at each commit, and handed over
+when ranks are lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OwnValues:
 
     def keep(self, state: Any, number: int) -> None:
         """Begin to copy the commit ``number`` that ``state`` has just saved. Waits until the copies
-        of the commit before are complete.
+        of the previous commit are complete.
         """
         self._absorbed |= self._pending
         self._pending, self._is_new = frozenset(), False
@@ -58,7 +58,7 @@ class OwnValues:
 
     def flush(self) -> None:
         """Wait until all ranks have the copies of the last commit, before the ranks change as
-        planned. Collective, unless ranks commit without each other.
+        planned. Collective, unless ranks commit independently.
         """
         if self._sender is not None:
             self._sender.flush()
@@ -115,8 +115,9 @@ def _merge(
     merges: Mapping[str, Callable[[Any, Any], Any] | None],
     first: bool,
 ) -> None:
-    """Let ``state`` take over the ``values`` of a lost rank. ``first``: as the own values of a new
-    rank; else values without a function to merge them are left out.
+    """Let ``state`` take over the ``values`` of a lost rank. ``first``: the values become the own
+    values of a new rank. Otherwise they are merged, and values without a merge function are
+    dropped.
     """
     for name, merge in merges.items():
         if name not in values:

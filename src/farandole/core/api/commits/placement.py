@@ -1,8 +1,8 @@
 """The ranks that keep copies of a rank's own values, and the ranks that take over from lost ones.
 Pure.
 
-The keepers of a rank are on other hosts, each on another one, so that as many hosts as there are
-copies may be lost.
+The keepers of a rank are on other hosts, each on a different one, so that as many hosts may be lost
+as there are copies.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 
 def keepers_of(rank: int, hosts: Sequence[str], copies: int) -> list[int]:
-    """Return the ranks that keep copies for ``rank``: at most ``copies``, the first on the next
-    other hosts, then further ranks.
+    """Return the ranks that keep copies for ``rank``: at most ``copies``, the first ones on the
+    next hosts, the others anywhere.
 
     ``hosts``: the host of each rank.
     """
@@ -48,8 +48,8 @@ class Holding(NamedTuple):
 
 
 def lost_among(ranks: Sequence[Holding]) -> dict[int, int]:
-    """Return the lost processes whose values are in no other rank's, in order, and for each the
-    first rank that has its newest copy.
+    """Return the lost processes whose values no rank has merged, in order, and for each the first
+    rank that has its newest copy.
     """
     present = {each.process for each in ranks}
     absorbed = set[int]().union(*(each.absorbed for each in ranks))
@@ -65,8 +65,8 @@ def lost_among(ranks: Sequence[Holding]) -> dict[int, int]:
 
 
 def heirs_of(lost: Sequence[int], ranks: Sequence[Holding]) -> dict[int, int]:
-    """Return, for each lost process, the rank that takes over its values: first new ranks, one
-    each, then all ranks in turn.
+    """Return, for each lost process, the rank that takes over its values: one for each new rank,
+    then all ranks in turn.
     """
     new = [rank for rank, each in enumerate(ranks) if each.is_new]
     size = len(ranks)

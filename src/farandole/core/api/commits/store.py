@@ -162,8 +162,8 @@ class _Local:
 
 
 class _Remote:
-    """A folder behind a URL. Object stores show a file once it is complete; elsewhere the digest
-    shows that a part is missing.
+    """A folder behind a URL. Object stores show a file only when it is complete; elsewhere the
+    digest reveals a missing part.
     """
 
     def __init__(self, url: str) -> None:

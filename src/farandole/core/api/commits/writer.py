@@ -1,4 +1,4 @@
-"""The writer of commits: rank 0's thread that writes the last commit to a folder every so often."""
+"""The writer of commits: rank 0's thread that writes the last commit to a folder at intervals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CommitWriter:
         self._has_ended = False
 
     def offer(self, state: Packable, number: int, saved: Any) -> None:
-        """Record the commit ``number`` with its ``saved`` values, and begin to write it if a write
+        """Record the commit ``number`` with its ``saved`` values, and start to write it if a write
         is due and none is in progress.
         """
         self._last = _Last(state, number, time.time(), saved)
