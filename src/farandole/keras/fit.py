@@ -95,7 +95,7 @@ def _wrapped(original: Any, wrapper: Any) -> Any:
 
 
 def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if context.is_elastic() and not context.object_names().is_within:
+    if context.keeps_commits() and not context.object_names().is_within:
         # imported here because most jobs have a fixed size
         from farandole.keras.elastic_fit.keras_3 import continues
 

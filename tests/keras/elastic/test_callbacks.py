@@ -58,7 +58,7 @@ def test_a_rank_repeats_the_end_of_the_first_epoch(keras: Any) -> None:
 
 
 def test_another_rank_continues_a_csv_file(keras: Any, tmp_path: Path) -> None:
-    from farandole.keras.elastic_fit.loop import follow_path
+    from farandole.keras.elastic_fit.csv_files import follow_path
     from farandole.keras.files import written_once
 
     path = str(tmp_path / "log.csv")
@@ -78,6 +78,27 @@ def test_another_rank_continues_a_csv_file(keras: Any, tmp_path: Path) -> None:
     lost.on_train_end()
     with open(path) as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["1.0", "3.0"]
+
+
+def test_a_resumed_training_continues_a_csv_file(keras: Any, tmp_path: Path) -> None:
+    from farandole.keras.elastic_fit.csv_files import begin_within
+
+    path = tmp_path / "log.csv"
+    lost = keras.callbacks.CSVLogger(str(path), separator=";")
+    lost.on_train_begin()
+    for epoch in range(3):
+        lost.on_epoch_end(epoch, {"loss": 1.0, "val_loss": 2.0})
+    lost.on_train_end()
+    path.write_text(path.read_text() + "3;1.")  # killed within a write
+    resumed = keras.callbacks.CSVLogger(str(path), separator=";")
+    begin_within(resumed, 2)
+    for epoch in (2, 3):
+        resumed.on_epoch_end(epoch, {"loss": 5.0, "val_loss": 6.0})
+    resumed.on_train_end()
+    with open(path) as file:
+        rows = [(row["epoch"], row["loss"]) for row in csv.DictReader(file, delimiter=";")]
+    assert rows == [("0", "1.0"), ("1", "1.0"), ("2", "5.0"), ("3", "5.0")]
+    assert not resumed.append
 
 
 def _trained_twice(folder: Path) -> dict[str, Any]:
@@ -109,7 +130,13 @@ def _trained_twice(folder: Path) -> dict[str, Any]:
 
     data = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     fits = [
-        model.fit(*data, batch_size=4, epochs=3, callbacks=[stop, Faults(name)], verbose=0)
+        model.fit(
+            *data,
+            batch_size=4,
+            epochs=3,
+            callbacks=[stop, keras.callbacks.CSVLogger(folder / name), Faults(name)],
+            verbose=0,
+        )
         for name, stop in zip(("first", "second"), stopping, strict=True)
     ]
     return {
@@ -121,11 +148,14 @@ def _trained_twice(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_commit_on_disk_belongs_to_one_fit(keras: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [{"np": 1, "min_np": 1}, {"np": 1}], ids=["elastic", "fixed"])
+def test_a_commit_on_disk_belongs_to_one_fit(
+    keras: Any, tmp_path: Path, size: dict[str, int]
+) -> None:
     """A process that loads a commit of the second ``fit`` skips the first, and has the progress of
-    the callbacks.
+    the callbacks and their files.
     """
-    settings = {"np": 1, "min_np": 1, "commit_dir": str(tmp_path / "commits")}
+    settings = {**size, "commit_dir": str(tmp_path / "commits")}
     with pytest.raises(JobFailedError):
         farandole.run(_trained_twice, (tmp_path,), **settings)
     (found,) = farandole.run(_trained_twice, (tmp_path,), **settings)
@@ -134,3 +164,6 @@ def test_a_commit_on_disk_belongs_to_one_fit(keras: Any, tmp_path: Path) -> None
     losses = found["losses"]
     assert losses == sorted(losses, reverse=True)
     assert found["best"] == losses[-1]
+    for name in ("first", "second"):
+        with open(tmp_path / name) as file:
+            assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]

@@ -54,7 +54,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         if context.is_elastic():
             return _loop(func, reinitialize, _SURVIVED, state, args, kwargs)
-        if context.rank() == 0:
+        # With ``--commit-dir`` the program relies on restarts.
+        if context.rank() == 0 and not (context.takes_part() and context.settings().commit_dir):
             _say_fixed(context.size())
         return _loop(func, reinitialize, (HostsUpdatedInterrupt,), state, args, kwargs)
 

@@ -29,6 +29,7 @@ from farandole.job.context.membership import has_state as has_state
 from farandole.job.context.membership import has_to_leave as has_to_leave
 from farandole.job.context.membership import is_elastic as is_elastic
 from farandole.job.context.membership import join as join
+from farandole.job.context.membership import keeps_commits as keeps_commits
 from farandole.job.context.membership import lost_commit as lost_commit
 from farandole.job.context.membership import notice as notice
 from farandole.job.context.membership import object_names as object_names

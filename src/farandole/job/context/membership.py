@@ -102,6 +102,13 @@ def is_elastic() -> bool:
     return Connection.from_env().member >= 0
 
 
+def keeps_commits() -> bool:
+    """Return whether ``fit`` has to commit its state: in an elastic job, and in a job with
+    ``commit_dir``.
+    """
+    return is_elastic() or (session.takes_part() and bool(session.settings().commit_dir))
+
+
 def object_names() -> ObjectNames:
     """Return the names for this process's unnamed objects."""
     return _participation.names

@@ -73,10 +73,11 @@ _KIT = Kit(
 
 
 def continues(model: Any) -> bool:
-    """Return whether ``fit`` of this model continues automatically when ranks are lost or added: in
-    an elastic job, with a distributed optimizer over all ranks, outside of ``elastic.run``.
+    """Return whether ``fit`` of this model continues automatically when ranks are lost or added, or
+    the job is started again: in an elastic job or with ``commit_dir``, with a distributed optimizer
+    over all ranks, outside of ``elastic.run``.
     """
-    if not context.is_initialized() or not context.is_elastic():
+    if not context.is_initialized() or not context.keeps_commits():
         return False
     reducers = [reducer for _, reducer in reducers_of(model)]
     return (
@@ -96,7 +97,7 @@ def elastic_fit(
     """
     model = arguments["self"]
     split_validation(arguments)
-    seed = 0 if divided else 1 + Connection.from_env().member
+    seed = 0 if divided else 1 + Connection.from_env().number(context.rank())
     source = source_of(arguments, divided, seed, _TOOLS)
     _build(model, source)
     epoch = int(arguments.get("initial_epoch", 0))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.keras.elastic_fit.csv_files import begin_within, follow_path
 from farandole.keras.elastic_fit.data import Part, Place, Source
 from farandole.keras.elastic_fit.progress import FitProgress, PassedError
 
@@ -123,8 +124,13 @@ class ElasticFit:
     def _begin(self, callbacks: Sequence[Any]) -> None:
         """Call ``on_train_begin``, of the program's callbacks once per process."""
         kept = [] if not self._begun else [*self.users, self.history]
+        is_within = not self._begun and self.state.started  # this process begins in the middle
         for callback in callbacks:
-            if not any(callback is other for other in kept):
+            if any(callback is other for other in kept):
+                continue
+            if is_within:
+                begin_within(callback, self.state.epoch)
+            else:
                 callback.on_train_begin()
         begun, self._begun = self._begun, True
         if begun:
@@ -144,20 +150,6 @@ class ElasticFit:
 
     def _last_logs(self) -> dict[str, Any]:
         return {name: values[-1] for name, values in self.history.history.items() if values}
-
-
-def follow_path(callback: Any) -> None:
-    """Let a CSVLogger write to its present path, which changes when this rank becomes the first of
-    those with this path, or is no longer the first. It continues an existing file.
-    """
-    kind = next((each for each in type(callback).__mro__ if each.__name__ == "CSVLogger"), None)
-    file = getattr(callback, "csv_file", None)
-    if kind is None or file is None or file.name == callback.filename:
-        return
-    append, keys = callback.append, callback.keys
-    callback.append = True
-    kind.on_train_begin(callback)  # type: ignore[attr-defined]
-    callback.append, callback.keys = append, keys  # the columns
 
 
 @contextmanager

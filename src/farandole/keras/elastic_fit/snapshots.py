@@ -14,7 +14,8 @@ import numpy as np
 
 Snapshot = Mapping[tuple[str, int], Mapping[str, Any]]
 
-_SETTINGS = ("params", "verbose")  # they may differ between ranks on purpose
+# They may differ between ranks on purpose, or because only one has found an existing file.
+_SETTINGS = ("params", "verbose", "append", "append_header")
 _REPLACED = ("best_weights",)  # replaced as a whole, never changed in place
 # Keras chooses this function at the end of the first epoch, and changes the sign of ``min_delta``
 # with it. A rank that had only one of the two would change the sign again.

@@ -16,6 +16,7 @@ from farandole.core.api.helpers import print as print
 from farandole.core.api.helpers import save_model
 from farandole.core.api.objects import allgather_object as allgather_object
 from farandole.core.api.objects import broadcast_object as broadcast_object
+from farandole.job.config import Settings
 from farandole.job.context import is_elastic
 from farandole.keras.tf_keras import callbacks as callbacks
 from farandole.keras.tf_keras import elastic as elastic
@@ -40,7 +41,8 @@ from farandole.tensorflow.functions import Compression as Compression
 from farandole.tensorflow.mpi_ops import barrier as barrier
 from farandole.tensorflow.seeds import seed_everything as seed_everything
 
-if is_elastic():  # only there ``fit`` differs from Keras's own
+# Only there ``fit`` differs from Keras's own.
+if is_elastic() or Settings.from_env().commit_dir:
     from farandole.keras.tf_keras.fit import install
 
     install()

@@ -80,7 +80,7 @@ def install() -> None:
 
 def _continues(model: Any) -> bool:
     """See ``farandole.keras.elastic_fit.keras_3.continues``."""
-    if not context.is_initialized() or not context.is_elastic():
+    if not context.is_initialized() or not context.keeps_commits():
         return False
     states = [state_of(optimizer) for optimizer in optimizers_of(model)]
     sets = [state.reducer.options.process_set for state in states if state is not None]
@@ -97,7 +97,7 @@ def _fit(original: Any, arguments: dict[str, Any]) -> Any:
     _split_validation(arguments)
     given: Any = arguments.get("callbacks")
     users = given.callbacks if hasattr(given, "callbacks") else tf.nest.flatten(given or [])
-    source = source_of(arguments, False, 1 + Connection.from_env().member, _TOOLS)
+    source = source_of(arguments, False, 1 + Connection.from_env().number(context.rank()), _TOOLS)
     _build(model, source)
     epoch = int(arguments.get("initial_epoch", 0))
     state = FitState2(model, epoch=epoch, batch=0, done=0, started=False, finished=False)
