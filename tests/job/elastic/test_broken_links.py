@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out
+from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out, listed
 from farandole.job.elastic.decisions import GiveUp, LeaveOut, Publish
 from farandole.job.elastic.membership import Member
 from farandole.job.elastic.options import ElasticOptions
@@ -47,7 +47,8 @@ def test_links_are_those_of_processes_that_are_left() -> None:
     members = [Member(7, "a", 0), Member(8, "b", 0), Member(9, "b", 1), Member(5, "c", 0)]
     found = broken_links(members, {7: (), 8: (0, 3, 2, 99), 9: (0,), 2: (1,)})
     assert found == [BrokenLink(1, "b", 0, "a")]
-    assert mentions(found[0].describe(), "rank 1 on b", "rank 0 on a")
+    assert mentions(listed(found), "rank 1 on b", "rank 0 on a")
+    assert mentions(listed([*found, *found, *found]), "rank 1 on b", "2")
 
 
 HOSTS = "abcdef"

@@ -46,7 +46,7 @@ class Observers:
         ``init``. Raises SettingsError if a file cannot be written.
         """
         self._settings = settings
-        self._rank = placement.rank
+        self._placement = placement
         self.timeline: Timeline | None = None
         self.exchange_counts = ExchangeCounts()
         self._client = client
@@ -104,6 +104,11 @@ class Observers:
             check = StallCheck(self._settings, transport.rank, ranks, self._stack_query)
             self._stall_checks.append(check)
             observers.append(check)
+        if self._client is not None and self._placement.generation:
+            # imported here because most jobs have a fixed size
+            from farandole.job.context.lost_members import LostMemberCheck
+
+            observers.append(LostMemberCheck(self._client, self._placement))
         if self.timeline is not None:
             observers.append(self.timeline.of(wire_name(transport), ranks, prefix))
         return observers
@@ -126,7 +131,7 @@ class Observers:
 
     def _start_timeline(self, path: str, mark_cycles: bool, *, on: bool) -> None:
         """Start the timeline. ``on`` continues the file of an earlier ``init``."""
-        rank = self._rank
+        rank = self._placement.rank
         if self.timeline is None or (rank and not self._settings.timeline_all_ranks):
             return
         path = f"{path}.rank{rank}" if rank else path
@@ -143,7 +148,7 @@ class Observers:
             before = path in _begun
             _begun.add(path)
             return before
-        key = keys.begun(self._rank, path)
+        key = keys.begun(self._placement.rank, path)
         before = self._client.try_get(key) is not None
         self._client.set(key, b"")
         return before

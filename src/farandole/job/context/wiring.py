@@ -272,7 +272,12 @@ def check_members(client: KeyValueStore, placement: Placement) -> None:
     """Raise PeerLostError if a member of this elastic job's membership has been lost."""
     number = placement.generation
     if number and client.try_get(keys.broken(number)) is not None:
-        raise PeerLostError(f"a member of membership {number} of this elastic job was lost")
+        raise PeerLostError(lost_text(number))
+
+
+def lost_text(number: int) -> str:
+    """Return the message for the ranks of membership ``number`` when a member has been lost."""
+    return f"a member of membership {number} of this elastic job was lost"
 
 
 def share(

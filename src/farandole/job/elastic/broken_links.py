@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from farandole.errors import counted
 from farandole.job.elastic.membership import Member
 
 
@@ -23,6 +24,12 @@ class BrokenLink(NamedTuple):
     def describe(self) -> str:
         """Return one clause for the user."""
         return f"rank {self.rank} on {self.host} cannot reach rank {self.peer} on {self.other}"
+
+
+def listed(links: Sequence[BrokenLink]) -> str:
+    """Return the links as one clause for the user: the first, and the number of the others."""
+    more = f", and {counted(len(links) - 1, 'more pair')} of hosts" if len(links) > 1 else ""
+    return f"{links[0].describe()}{more}"
 
 
 def broken_links(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import counted
-from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out
+from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out, listed
 from farandole.job.elastic.changes import HostUpdateResult
 from farandole.job.elastic.decisions import (
     Break,
@@ -400,7 +400,7 @@ class Coordinator:
         for host in hosts:
             self._pool.leave_out(host, now)
         self._held.fruitless = 0
-        return [LeaveOut(tuple(hosts), "; ".join(link.describe() for link in links))]
+        return [LeaveOut(tuple(hosts), listed(links))]
 
     def _next(self, stayers: Sequence[Member], now: float) -> list[Decision]:
         """Publish the next membership, or wait for more processes."""
@@ -437,7 +437,7 @@ class Coordinator:
         if not links:
             return GiveUp(reason, "Commit more often, or fix the program")
         return GiveUp(
-            f"{reason}: {'; '.join(link.describe() for link in links)}",
+            f"{reason}: {listed(links)}",
             "Repair the network between these hosts, or lower --min-np so that the other hosts"
             " continue without them",
         )

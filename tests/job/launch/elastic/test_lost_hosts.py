@@ -5,7 +5,9 @@ no rank's own values.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -109,4 +111,23 @@ def test_a_host_that_reaches_no_other_is_left_out(four: Hosts, tmp_path: Path) -
     assert all(result[1][1][0] >= max(committed) for result in results)
     (line,) = [line for line in err.splitlines() if "left out" in line]
     assert re.search(r"\bc\b.*rank \d on \w cannot reach rank \d on \w", line)
+    assert four.idle()
+
+
+def test_a_suspended_host_is_left_out(four: Hosts, tmp_path: Path) -> None:
+    """Its connections stay open, so that only the driver notices; then it goes on."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "3")
+    job = start(four, "run", "-np", "3", "--min-np", "2", "-H", "b:1,c:1,d:1", *train)
+    await_file(tmp_path / "20", job)
+    suspended = [four[2].sshd(), *four[2].processes()]
+    for pid in suspended:
+        os.kill(pid, signal.SIGSTOP)
+    out, err = job.communicate(timeout=120)
+    for pid in suspended:
+        os.kill(pid, signal.SIGCONT)
+    assert job.returncode == 0, err
+    results = [json.loads(line.partition(":")[2]) for line in out.splitlines()]
+    assert {result[0] for result in results} == {"0", "2"}
+    assert all(step == total == 40 for _, _, step, total, _ in results)
     assert four.idle()
