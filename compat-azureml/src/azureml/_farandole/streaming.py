@@ -18,7 +18,7 @@ from azureml.exceptions import (
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs import follow
 
-_LOOK = 0.1  # seconds between two looks at the run's folder
+_LOOK = 0.1  # seconds between two checks of the run's folder
 _LOG = "user_logs/std_log_process_0.txt"
 
 

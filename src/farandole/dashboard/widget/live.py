@@ -11,7 +11,7 @@ from farandole.dashboard.widget.static import html_of
 from farandole.dashboard.widget.view import view_of
 from farandole.job.runs.folder import RunFolder
 
-EVERY = 0.5  # seconds between two looks at the run
+EVERY = 0.5  # seconds between two checks of the run
 _PATIENCE = 20  # looks in a row that may fail
 
 

@@ -185,7 +185,8 @@ def leave(failed: bool) -> None:
         sys.stderr.flush()
         ended.bootstrap.abort()
     if ended.host is None:
-        # Closed explicitly, because a forked process that lives on keeps the connection open.
+        # Closed explicitly, because a forked process that is still running keeps the connection
+        # open.
         with contextlib.suppress(
             HorovodInternalError, RendezvousError, AuthenticationError, OSError
         ):

@@ -183,7 +183,7 @@ class TorchVariablesBootstrap:
         self._serves = None
 
     def abort(self) -> None:
-        """Take no action: each process ends by itself."""
+        """Take no action: each process ends on its own."""
 
 
 def meeting_point(env: Mapping[str, str]) -> Path:

@@ -12,7 +12,7 @@ PROCESS = "FARANDOLE_PROCESS"
 STATUS = "FARANDOLE_STATUS"
 # The folder of the run to which this process belongs.
 RUN_VARIABLE = "FARANDOLE_RUN_DIR"
-# The number of restarts of this rank's job so far; set if the job may be restarted.
+# The number of restarts of this rank's job so far. Set if the job may be restarted.
 RESTART_VARIABLE = "FARANDOLE_RESTART_COUNT"
-# The same under torchrun's name, with the greatest number of restarts.
+# The same under torchrun's name, and the maximum number of restarts.
 TORCH_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")

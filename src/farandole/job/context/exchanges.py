@@ -16,8 +16,8 @@ _WATCHED = 16  # broadcasts whose parameters are checked again at the end
 def add_parameters_broadcast(
     elements: int, unchanged: Callable[[], bool | None] | None = None
 ) -> None:
-    """Record that all ranks got the same parameters, ``elements`` numbers: training is expected to
-    begin.
+    """Record that all ranks received the same parameters, ``elements`` numbers: training is
+    expected to begin.
 
     ``unchanged`` is called at the end and returns whether the parameters are still the same, i.e.
     there was no training; None if unknown.
@@ -29,7 +29,7 @@ def add_parameters_broadcast(
 
 
 def parameters_broadcast() -> int:
-    """Return how many numbers all ranks got from broadcasts."""
+    """Return how many numbers all ranks received in broadcasts."""
     return session.current().observers.exchange_counts.broadcast
 
 

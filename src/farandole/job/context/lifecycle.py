@@ -97,8 +97,8 @@ def _join_later(
     settings: Settings,
     process_sets: Sequence[ProcessSet],
 ) -> None:
-    """Let this process join its running job at its first exchange of data, so that the other ranks
-    train on while its program is still preparing.
+    """Join the running job at this process's first exchange of data, so that the other ranks
+    continue to train while its program is still preparing.
     """
     global_process_set.ranks = list(range(placement.size))
     membership.expect(placement)

@@ -115,7 +115,7 @@ def object_names() -> ObjectNames:
 
 
 def prepare_commit() -> None:
-    """Prepare what other processes keep for this process's next commit.
+    """Prepare the parts of this process's next commit that other processes keep.
 
     Raises HorovodInternalError if a parameter server is lost.
     """
@@ -289,7 +289,7 @@ def notice() -> tuple[int, int] | None:
 
 
 def commit_alone() -> None:
-    """Let ranks commit without each other until this session ends, because a rank may be many steps
+    """Let ranks commit independently until this session ends, because a rank may be many steps
     behind. All ranks must call this after the same commit.
     """
     _participation.alone = session.session_id()
@@ -350,7 +350,7 @@ def agree_on_changes(
 
 
 def reduce_to_most(name: str, values: Any) -> None:
-    """Replace each number in ``values``, an array of int64 or float64, by the greatest one of all
+    """Replace each number in ``values``, an array of int64 or float64, by its maximum over all
     ranks. Collective.
     """
     dtype = DType.FLOAT64 if values.dtype.kind == "f" else DType.INT64

@@ -262,7 +262,7 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
 def stays_alone(process_set: ProcessSet = global_process_set) -> bool:
     """Return whether this rank has no other rank of ``process_set`` to exchange with, now or later.
 
-    A rank of an elastic job may get others.
+    A rank of an elastic job may get other ranks later.
     """
     session.current()  # a process that joins a running job gets its final place
     if session.size() > 1 and process_set.included() and process_set.size() > 1:

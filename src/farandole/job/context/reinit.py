@@ -13,7 +13,7 @@ def reinitialize() -> None:
     program stay valid.
 
     All ranks must call this. In an elastic job, this process gets its place in the next membership,
-    and a process set with a rank that does not exist is left out with a warning until it does. The
+    and a process set with a missing rank is skipped, with a warning, until that rank exists. The
     check for exchanged gradients belongs to the job's end and is skipped here.
 
     Raises HorovodInternalError if a rank is lost meanwhile, and SystemExit with code 0 if this

@@ -26,9 +26,9 @@ def announce_commit() -> None:
 def announce_step(number: int) -> None:
     """Check that all ranks are about to exchange the gradients of step ``number``, from 0.
 
-    A rank that commits after some of its batches has other numbers of batches than the others if it
-    has more shares of a fixed global batch, and would wait forever. Ranks with one share each are
-    not checked. Raises AssertionError, on all ranks, if some commit and others do not. Collective.
+    With more shares of a fixed global batch, a rank counts more batches. If it commits after some
+    of them, it would wait forever for the other ranks. Ranks with one share each are not checked.
+    Raises AssertionError, on all ranks, if some commit and others do not. Collective.
     """
     _announce(number)
 

@@ -1,4 +1,4 @@
-"""Hosts that cannot reach each other, and the choice of the hosts to leave out. Pure.
+"""Hosts that cannot reach each other, and the choice of the hosts to exclude. Pure.
 
 The network between two hosts may fail, in one direction or both, while the driver reaches both of
 them. Their ranks can then never form a membership together.
@@ -37,8 +37,8 @@ def broken_links(
 ) -> list[BrokenLink]:
     """Return one broken link for each pair of hosts, in rank order.
 
-    ``members``: the members of a membership, in rank order. ``unreached``: for each process that
-    is still there, the ranks that it could not reach; ranks of other processes are skipped.
+    ``members``: the members of a membership, in rank order. ``unreached``: for each process that is
+    still running, the ranks that it could not reach; ranks of other processes are skipped.
     """
     found: dict[frozenset[str], BrokenLink] = {}
     for rank, member in enumerate(members):
@@ -55,11 +55,11 @@ def broken_links(
 def hosts_to_leave_out(
     links: Iterable[BrokenLink], ranks: Mapping[str, int], holders: Collection[str]
 ) -> list[str]:
-    """Return the hosts to leave out so that all others reach each other.
+    """Return the hosts to exclude so that all others reach each other.
 
-    Hosts are left out one by one: the host that cannot be reached by the most ranks; in a tie by
-    the most hosts, then the one with the fewest ranks, then the last one. A host without the state
-    of the training is left out before the hosts that have it.
+    Hosts are excluded one by one: first the host that most ranks cannot reach; in a tie the one
+    that most hosts cannot reach, then the one with the fewest ranks, then the last one. Hosts
+    without the state of the training are excluded before hosts that have it.
 
     ``ranks``: the number of ranks on each host, in rank order. ``holders``: the hosts that have the
     state; one of them is always kept.

@@ -18,7 +18,7 @@ class HostUpdateResult(IntFlag):
 def compare(before: Mapping[str, int], after: Mapping[str, int]) -> HostUpdateResult:
     """Return the kinds of changes from ``before`` to ``after``, which map hosts to slots.
 
-    More slots on a host count as added, fewer as removed. The order of hosts has no meaning.
+    More slots on a host count as added, fewer as removed. The order of hosts does not matter.
     """
     added = any(slots > before.get(host, 0) for host, slots in after.items())
     removed = any(slots > after.get(host, 0) for host, slots in before.items())

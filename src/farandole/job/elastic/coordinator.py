@@ -4,9 +4,9 @@ The driver reports events with their times: a new list of hosts, the end of a pr
 that waits for the next membership. ``decide`` returns the driver's next actions. The rules are
 Horovod's, with three exceptions:
 
-- Survivors that are fewer than ``min_np`` wait for new processes, and enter the next membership
+- Survivors that are fewer than ``min_np`` wait for new processes, and form the next membership
   together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
-- On a job's only host, a failed process is replaced, and the others stay.
+- On a job's only host, a failed process is replaced, and the other processes stay.
 - Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that have
   joined and not yet received the state cannot continue alone: they load the last commit from disk,
   or the job fails.
@@ -47,9 +47,10 @@ from farandole.job.elastic.membership import (
 )
 from farandole.job.elastic.options import ElasticOptions
 
-# Seconds for which processes that are ready to join wait for others that are still starting.
+# Maximum seconds for which processes that are ready to join wait for others that are still
+# starting.
 TOGETHER = 10.0
-# Seconds in which a removed process may end by itself, before it gets SIGTERM.
+# Seconds that a removed process has to end on its own before it gets SIGTERM.
 LEAVE = 60.0
 # Memberships in a row that may be lost without a commit before the job ends: the program is at
 # fault.
@@ -79,8 +80,8 @@ class Coordinator:
     """The members, processes and hosts of one elastic job, and the rules for their changes.
 
     ``options``: the bounds of the job. ``hosts``: slots by host. ``now``: the present time in
-    seconds, like all times here on one monotonic clock. ``fixed``: whether the hosts will never
-    change, so that it is useless to wait for others. ``jitter``: see ``HostPool``.
+    seconds, like all times here on one monotonic clock. ``fixed``: whether the hosts never change,
+    so that waiting for others is pointless. ``jitter``: see ``HostPool``.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Coordinator:
         self._resets = 0
         self._broken = False  # whether the present membership has lost a member
         self._notified = False
-        self._warned = False  # whether members that others await have been reported
+        self._warned = False  # whether members for which others wait have been reported
         self._held = HeldCommits()
         self._short_since = now  # the start of a wait for slots or ranks; -1: there is no wait
         self._is_short = False
@@ -115,7 +116,7 @@ class Coordinator:
     # ---- events ----
 
     def list_hosts(self, hosts: Mapping[str, int]) -> None:
-        """Record the hosts that exist now: slots by host."""
+        """Record the current list of hosts: slots by host."""
         self._pool.find(hosts)
 
     def depart(self, host: str) -> None:
@@ -123,11 +124,11 @@ class Coordinator:
         self._pool.depart(host)
 
     def remain(self, host: str) -> None:
-        """Record that a host does not leave, although that was announced."""
+        """Record that the announced departure of a host was withdrawn."""
         self._pool.remain(host)
 
     def leave_out(self, host: str, now: float) -> bool:
-        """Leave out a host that spoils the training, such as one with a defect memory: its members
+        """Exclude a host that harms the training, such as one with defective memory: its members
         leave at their next commit, and it is used again after the cooldown, if there is one.
 
         Return False, and do nothing, if there is no other host.
@@ -139,7 +140,7 @@ class Coordinator:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all hosts of the present members are about to leave, or are left out."""
+        """True if all hosts of the present members are about to leave or excluded."""
         hosts = {member.host for member in self._live_members()}
         return bool(hosts) and not hosts & set(self._pool.listed)
 
@@ -188,7 +189,7 @@ class Coordinator:
         return decisions
 
     def _begin(self, now: float) -> list[Decision]:
-        """Start the first membership once there are ``np`` slots; give up after the timeout."""
+        """Start the first membership once ``np`` slots are available; give up after the timeout."""
         options, slots = self._options, self._pool.available(now)
         there = sum(slots.values())
         if there < options.np:
@@ -231,7 +232,7 @@ class Coordinator:
         return decisions + self._next(stayers, now)
 
     def _is_running(self) -> bool:
-        """Return whether a member of the present membership is left."""
+        """Return whether a member of the present membership is still running."""
         return any(process in self._alive for process in self.membership.processes)
 
     def _has_left(self, member: Member) -> bool:
@@ -240,7 +241,7 @@ class Coordinator:
         return found is not None and found.after >= self.membership.number
 
     def _stops(self, now: float) -> list[Decision]:
-        """Stop the processes of hosts that are left out after a failure, newcomers whose host is no
+        """Stop the processes on hosts that are excluded after a failure, newcomers whose host is no
         longer listed, and removed processes that do not end.
 
         Members whose host is no longer listed are not stopped: they leave at a commit.
@@ -363,7 +364,7 @@ class Coordinator:
 
     def _overdue(self, awaited: Sequence[Member], now: float) -> list[Decision]:
         """Report the members in ``awaited`` that have not left although others wait. After the
-        patience they count as failed and are stopped: a process may hang without an end.
+        patience they count as failed and are stopped: a process may hang forever.
         """
         options = self._options
         waits = [self._ready[each.process].since for each in awaited if self._has_left(each)]
@@ -387,8 +388,8 @@ class Coordinator:
         return broken_links(self.membership.members, unreached)
 
     def _leave_out_unreachable(self, stayers: Sequence[Member], now: float) -> list[Decision]:
-        """Leave out hosts so that all others reach each other, unless fewer than ``min_np`` slots
-        would be left: the network may recover.
+        """Exclude hosts so that all others reach each other, unless fewer than ``min_np`` slots
+        would remain: the network may recover.
         """
         links = self._broken_links(stayers)
         holders = {each.host for each in stayers if not self._lacks_state(each)}
@@ -483,7 +484,7 @@ class Coordinator:
         return [Publish(self.membership)]
 
     def _conclude(self) -> list[Decision]:
-        """End the job, because no member of the present membership is left that can continue.
+        """End the job, because no member of the present membership can continue.
 
         Rank 0 usually writes the results, so its success decides.
         """

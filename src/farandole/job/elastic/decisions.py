@@ -10,7 +10,9 @@ from farandole.job.elastic.membership import Member, Membership
 
 
 class Start(NamedTuple):
-    """Start a process. ``placement`` is the expected one, which its first membership may change."""
+    """Start a process. ``placement`` is the expected placement; the first membership may assign
+    another.
+    """
 
     member: Member
     placement: Placement
@@ -44,7 +46,7 @@ class Break(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """Report members that others have awaited for ``seconds`` since they left the membership.
+    """Report members for which others have waited ``seconds`` seconds since leaving the membership.
 
     ``failed``: whether the members count as failed from now on.
     """
@@ -55,7 +57,7 @@ class Overdue(NamedTuple):
 
 
 class LeaveOut(NamedTuple):
-    """Report that ``hosts`` are left out from the next membership on, for ``reason``."""
+    """Report that ``hosts`` are excluded from the next membership on, for ``reason``."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -66,7 +68,7 @@ class Finish(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Start all processes again, because the hosts have changed and the program cannot adapt.
+    """Restart all processes, because the hosts have changed and the program cannot adapt.
 
     ``before``, ``after``: the numbers of ranks.
     """

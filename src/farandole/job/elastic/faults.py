@@ -8,7 +8,7 @@ from collections import deque
 from farandole.base.log import logger
 from farandole.job.elastic.membership import Membership
 
-MOST = 2  # damaged replicas on one host, after which it is left out
+MOST = 2  # number of damaged replicas on a host after which it is excluded
 
 
 class HostFaults:
@@ -39,7 +39,7 @@ class HostFaults:
             logger.warning("ignoring %r in the job's store: %s", f"{kind}/{rest}", error)
 
     def take(self, membership: Membership) -> list[tuple[str, str]]:
-        """Return the hosts to leave out now, with the reasons. Reports about ranks of an earlier
+        """Return the hosts to exclude now, with the reasons. Reports about ranks of an earlier
         membership are dropped.
         """
         found = []

@@ -8,7 +8,7 @@ from collections.abc import Collection
 class HeldCommits:
     """Counts of commits of the training's state.
 
-    - ``least``: Every rank that has the state has made at least so many; 0 for the initial state.
+    - ``least``: The minimum over the ranks that have the state; 0 for the initial state.
     - ``lost``: The commits of the last state, if no rank still has it; else 0.
     - ``fruitless``: Memberships in a row that were lost without a new commit.
     """
@@ -28,7 +28,7 @@ class HeldCommits:
     def take(self, commits: Collection[int], is_planned: bool) -> None:
         """Record the ``commits`` of the ranks that form the next membership.
 
-        ``is_planned``: whether they have left the last one on a notice.
+        ``is_planned``: whether they have left the last one because of a notice.
         """
         most = max(commits)
         if most:

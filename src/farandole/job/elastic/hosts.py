@@ -13,10 +13,10 @@ ONLY_HOST, LONGEST = 1.0, 60.0
 
 
 class HostPool:
-    """The hosts of a job, which are available unless they are left out after a failure.
+    """The hosts of a job, which are available unless they are excluded after a failure.
 
-    ``hosts``: slots by host. ``cooldown``: the least and most seconds for which a failed host is
-    left out; None: forever. ``jitter`` returns a random number from 0 to 1.
+    ``hosts``: slots by host. ``cooldown``: the minimum and maximum seconds for which a failed host
+    is excluded; None: forever. ``jitter`` returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -26,42 +26,43 @@ class HostPool:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._found = dict(hosts)
-        # Hosts that their members leave at a commit, by the time until which they are not used.
+        # Hosts whose members leave at their next commit; by host, the time until which it is not
+        # used.
         self._departing: dict[str, float] = {}
         self.listed = dict(hosts)
         self._cooldown = cooldown
         self._jitter = jitter
         self._failures: dict[str, int] = {}
-        self._banned: dict[str, float] = {}  # by host, the time until which it is left out
+        self._banned: dict[str, float] = {}  # by host, the time until which it is excluded
         self._resting: dict[str, float] = {}  # the time until which no process is started there
 
     def find(self, hosts: Mapping[str, int]) -> None:
-        """Record the hosts that exist now, with their slots. A departing host that is missing here
-        may be used again when it comes back.
+        """Record the current hosts with their slots. A departing host that is no longer listed may
+        be used again when it returns.
         """
         self._found = dict(hosts)
         self._departing = {host: until for host, until in self._departing.items() if host in hosts}
         self._list()
 
     def depart(self, host: str) -> None:
-        """Use a host no longer, because it is about to leave: as if it were not listed."""
+        """Stop using a host that is about to leave, as if it were not listed."""
         self._departing[host] = math.inf
         self._list()
 
     def remain(self, host: str) -> None:
-        """Use a host again whose departure was withdrawn."""
+        """Use a host again after its departure was withdrawn."""
         self._departing.pop(host, None)
         self._list()
 
     def leave_out(self, host: str, now: float) -> None:
-        """Leave a host out, from the next commit of its members, for as long as after a failure."""
+        """Exclude a host from the next commit of its members on, for as long as after a failure."""
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
         self._departing[host] = max(self._departing.get(host, 0.0), now + self._delay(number))
         self._list()
 
     def pass_time(self, now: float) -> None:
-        """Use hosts again whose time of exclusion is over."""
+        """Use hosts again after the end of their exclusion."""
         over = [host for host, until in self._departing.items() if now >= until]
         for host in over:
             self.remain(host)
@@ -72,7 +73,7 @@ class HostPool:
         }
 
     def member_failed(self, host: str, now: float) -> None:
-        """Leave a host out because a member failed there.
+        """Exclude a host because a member failed there.
 
         The only host of a job is kept, and gets a new process after a second.
         """
@@ -101,15 +102,15 @@ class HostPool:
         return min(most, least * 2.0 ** min(number, 30) + self._jitter() * least)
 
     def slots(self, host: str, now: float) -> int:
-        """Return the number of slots in which members may run; 0 on a host that is left out."""
+        """Return the number of slots in which members may run; 0 on an excluded host."""
         return self.listed.get(host, 0) if now >= self._banned.get(host, 0.0) else 0
 
     def may_start(self, host: str, now: float) -> bool:
-        """Return whether a process may be started on a host that is not left out."""
+        """Return whether a process may be started on a host that is not excluded."""
         return now >= self._resting.get(host, 0.0)
 
     def available(self, now: float) -> dict[str, int]:
-        """Return the slots of the hosts that are not left out."""
+        """Return the slots of the hosts that are not excluded."""
         found = {host: self.slots(host, now) for host in self.listed}
         return {host: slots for host, slots in found.items() if slots}
 
@@ -120,7 +121,7 @@ class HostPool:
         )
 
     def left_out(self) -> list[str]:
-        """Return the hosts that are left out forever, or about to leave."""
+        """Return the hosts that are excluded forever, or about to leave."""
         return [host for host in self._found if self._end_of_exclusion(host) == math.inf]
 
     def _end_of_exclusion(self, host: str) -> float:

@@ -1,4 +1,4 @@
-"""Memberships: the numbered sets of processes that form an elastic job, one after the other. Pure.
+"""Memberships: the numbered sets of processes that successively form an elastic job. Pure.
 
 A process keeps its number and its local rank from its start to its end; its rank depends on the
 membership.
@@ -31,7 +31,7 @@ class Membership(NamedTuple):
 
     - ``number``: The number of the membership in the job, from 1.
     - ``members``: The processes, in rank order.
-    - ``removed``: The members of the membership before that are still running and have to leave.
+    - ``removed``: The members of the previous membership that are still running and have to leave.
     - ``port``: A free port for torch.distributed's store if all members are on the driver's host;
       0 otherwise.
     - ``lost``: The number of commits of a state that no member has, so that the members have to

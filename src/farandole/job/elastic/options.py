@@ -17,16 +17,16 @@ class ElasticOptions(NamedTuple):
     """The options of an elastic job.
 
     - ``np``: The number of slots to wait for at the start.
-    - ``min_np``: The least number of ranks. The job fails with fewer for ``timeout`` seconds.
-    - ``max_np``: The greatest number of ranks; None: as many as there are slots.
+    - ``min_np``: The minimum number of ranks. The job fails after ``timeout`` seconds with fewer.
+    - ``max_np``: The maximum number of ranks; None: one per slot.
     - ``timeout``: Seconds to wait for ``np`` slots at the start, and for ``min_np`` afterwards.
     - ``start_timeout``: Seconds to wait for ``np`` slots at the start instead; 0: ``timeout``.
-    - ``reset_limit``: The greatest number of changes of membership; None: no limit.
-    - ``cooldown``: Seconds (least, most) for which a failed host is left out; None: forever.
-    - ``warning``: Seconds for which ranks that have left a membership wait for another until it is
-      reported; 0: it is not.
-    - ``patience``: Seconds after which it counts as failed and is ended; 0: ``timeout``.
-    - ``on_disk``: Whether commits are in a folder, from which ranks can load a lost state.
+    - ``reset_limit``: The maximum number of membership changes; None: no limit.
+    - ``cooldown``: Seconds (minimum, maximum) for which a failed host is excluded; None: forever.
+    - ``warning``: Seconds for which ranks that have left a membership wait for another rank before
+      it is reported; 0: never.
+    - ``patience``: Seconds after which that rank counts as failed and is ended; 0: ``timeout``.
+    - ``on_disk``: Whether commits are written to a folder from which ranks can load a lost state.
     """
 
     np: int

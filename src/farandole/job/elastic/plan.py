@@ -16,8 +16,8 @@ class ElasticPlan(NamedTuple):
     discovery: HostDiscovery
 
     def again(self, lost: str = "") -> ElasticPlan:
-        """Return the plan of a restart of all ranks: it begins with the slots that there are, at
-        least ``min_np``, and without the ``lost`` host.
+        """Return the plan of a restart of all ranks: it starts on the available slots, at least
+        ``min_np``, without the ``lost`` host.
         """
         # Imported here because most jobs have a fixed size.
         from farandole.job.elastic.discovery.contract import reopened

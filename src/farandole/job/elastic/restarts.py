@@ -1,4 +1,4 @@
-"""The coordinator of an elastic job whose processes may all be started again. Pure."""
+"""The coordinator of an elastic job that restarts all processes after a loss. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farandole.job.elastic.coordinator import Coordinator
 from farandole.job.elastic.decisions import Decision, GiveUp, Restart
 from farandole.job.elastic.options import ElasticOptions
 
-# Seconds for which changed hosts stay the same before a program is restarted for them.
+# Seconds for which changed hosts have to remain stable before a program is restarted on them.
 SETTLE = 3.0
 
 
@@ -16,7 +16,7 @@ class RestartingCoordinator(Coordinator):
     """A coordinator for ``max_restarts``.
 
     A program whose processes never wait for a membership, such as a script of torch.distributed,
-    cannot continue without a lost rank. As with torchrun, all its processes start again after a
+    cannot continue without a lost rank. As with torchrun, all its processes are restarted after a
     loss, and when the hosts have changed. Programs that wait for memberships are not affected.
 
     Arguments: see ``Coordinator``.
@@ -27,7 +27,7 @@ class RestartingCoordinator(Coordinator):
     ) -> None:
         super().__init__(options, hosts, now, fixed=fixed)
         self._joins = False  # whether any process has waited for a membership
-        self._changed_since = -1.0  # the time since which a restart would change the ranks; or -1
+        self._changed_since = -1.0  # when a restart first would change the ranks; or -1
 
     def ready(
         self, process: int, after: int, commits: int, now: float, unreached: Sequence[int] = ()

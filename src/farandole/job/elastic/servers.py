@@ -1,8 +1,8 @@
 """The processes of an elastic job's parameter servers: decisions to start and stop them. Pure.
 
 A server is a chain of processes with the same state: the primary, then its replicas. A process that
-ends is replaced; the new process copies the state of the primary before it counts. Only a server
-that has lost all processes of its chain starts again, without its state.
+ends is replaced; the new process copies the state of the primary before it counts. A server that
+has lost all processes of its chain starts from scratch.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ServerPlan:
         self._replicas = replicas
         self.running: set[ServerProcess] = set()
         self._begun: set[ServerProcess] = set()  # processes that have published their addresses
-        # by server: the processes with its present state, the primary first; empty: none is left
+        # by server: the processes with its present state, the primary first; empty if all are lost
         self.chains: list[Sequence[int]] = [()] * servers
         self._next = [0] * servers
-        self._failures = [0] * servers  # processes in sequence that ended before they had begun
+        self._failures = [0] * servers  # consecutive processes that ended before they had begun
         self._due = [0.0] * servers  # the time before which no process is started
 
     def begin(self, process: ServerProcess) -> None:

@@ -71,8 +71,8 @@ def _restarting(job: Job) -> list[Any]:
 
 
 def _restarted(job: Job, start: int, failures: int) -> Job:
-    """Return the job of a ``start`` after so many ``failures``, with a folder of its own for the
-    output of ranks.
+    """Return the job for start number ``start`` after ``failures`` failures, with its own folder
+    for the output of ranks.
     """
     if not job.settings.max_restarts:
         return job

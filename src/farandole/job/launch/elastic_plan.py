@@ -18,7 +18,7 @@ MOST_RANKS = 1 << 20  # of an elastic job without max_np
 
 
 def is_elastic(settings: Settings) -> bool:
-    """Return whether the ranks of a job with ``settings`` come and go."""
+    """Return whether a job with ``settings`` is elastic."""
     return bool(settings.min_np or settings.max_np or settings.host_discovery_script)
 
 

@@ -38,7 +38,7 @@ else:
     # ``signal`` adds enumerations, which take longer to load than everything else.
     import _signal as signal
 
-TIDY = 2.0  # least seconds between SIGTERM and SIGKILL for what the ranks have left
+TIDY = 2.0  # minimum seconds between SIGTERM and SIGKILL for leftover processes of the ranks
 LOOK = 1.0  # seconds between checks that the driver is alive
 AGAIN = 0.02  # seconds before SIGKILL is repeated for processes that started in between
 # Seconds before a process that survives SIGKILL (blocked on a dead network disk) is abandoned.

@@ -30,7 +30,8 @@ from farandole.job.report import keys, messages
 from farandole.job.report.outcome import Outcome
 from farandole.net.store import StoreServer, Value
 
-# seconds between SIGTERM and SIGKILL for what ended ranks have left; --grace-seconds is for ranks
+# seconds between SIGTERM and SIGKILL for leftover processes of ended ranks; --grace-seconds is for
+# ranks
 TERM_GRACE = 2.5
 NOTICE = 2.5  # seconds before the wait for ranks that are ending is reported
 # seconds between SIGTERM and SIGKILL for processes that successful ranks left running

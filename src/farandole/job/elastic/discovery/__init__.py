@@ -1,4 +1,4 @@
-"""Discovery of the hosts that exist now for an elastic job, and of their slots."""
+"""Discovery of the hosts that are available to an elastic job, and of their slots."""
 
 from farandole.job.elastic.discovery.chosen import Source as Source
 from farandole.job.elastic.discovery.chosen import discovery_of as discovery_of

@@ -1,4 +1,4 @@
-"""The contract of discovery: the hosts that an elastic job may use now, with their slots."""
+"""The contract of discovery: the hosts that an elastic job may currently use, with their slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Hosts = dict[str, int]
 
 @runtime_checkable
 class HostDiscovery(Protocol):
-    """A source of hosts. The driver calls ``find`` every second, on a thread of its own."""
+    """A source of hosts. The driver calls ``find`` every second, on a separate thread."""
 
     def describe(self) -> str:
         """Return a few words that name the source, for messages."""

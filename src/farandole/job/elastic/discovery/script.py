@@ -38,7 +38,7 @@ class ScriptDiscovery:
         self._closed = False
 
     def close(self) -> None:
-        """End the script and the programs that it has started, and refuse further runs."""
+        """End the script and its child processes, and refuse further runs."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -86,7 +86,7 @@ class ScriptDiscovery:
         with self._lock:
             if self._closed:
                 raise SettingsError(f"{self.describe()} was ended together with the job")
-            # A session of its own, so that the script can be ended with what it has started.
+            # A separate session, so that the script can be ended together with its child processes.
             process = self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

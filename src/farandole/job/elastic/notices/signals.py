@@ -16,7 +16,7 @@ from farandole.job.elastic.notices.sources import SignalSource, Source
 class SignalNotices:
     """Handles the signals in ``sources``, after a handler that the program has.
 
-    ``on_signal`` is called with the signal's number on a thread of its own, because a handler must
+    ``on_signal`` is called with the signal's number on a separate thread, because a handler must
     not communicate. It returns whether the signal is a notice; otherwise the signal has the effect
     that it had before.
     """

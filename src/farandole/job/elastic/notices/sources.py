@@ -20,7 +20,7 @@ GOOGLE = "http://metadata.google.internal"
 PRESETS = ("aws", "gcp", "azure")
 # Signals that a process cannot catch, or that report its own faults.
 _OTHERS = {"KILL", "STOP", "SEGV", "BUS", "FPE", "ILL", "CHLD", "CONT"}
-# Azure's events after which a machine is gone, or has lost its memory.
+# Azure's events that end a machine or erase its memory.
 _ENDING = {"Preempt", "Terminate", "Reboot", "Redeploy"}
 
 
@@ -37,9 +37,9 @@ class FileSource(NamedTuple):
 
 
 class WebSource(NamedTuple):
-    """An address that is asked by HTTP.
+    """An address to query by HTTP.
 
-    - ``name``: ``http``, or the cloud whose protocol is spoken.
+    - ``name``: ``http``, or the cloud whose protocol is used.
     - ``base``: The scheme, host and port.
     - ``path``: The path, with the query.
     - ``headers``: The headers of the request.
@@ -55,7 +55,7 @@ Source = SignalSource | FileSource | WebSource
 
 
 def parse_sources(text: str, env: Mapping[str, str] = {}) -> tuple[Source, ...]:
-    """Parse the setting ``preemption_notice``, a list with commas.
+    """Parse the setting ``preemption_notice``, a comma-separated list.
 
     An element is ``signal:USR1``, ``file:/path``, an address that begins with ``http://``, or one
     of ``PRESETS``. ``env``: environment variables; AWS_EC2_METADATA_SERVICE_ENDPOINT and
@@ -108,11 +108,11 @@ def _preset(name: str, env: Mapping[str, str]) -> WebSource:
 
 
 def notice_in(source: WebSource, status: int, body: str, now: float, name: str) -> Notice | None:
-    """Return the notice in an answer of HTTP; None if there is none.
+    """Return the notice in an HTTP response; None if there is none.
 
     ``status``, ``body``: the answer. ``now``: the time in seconds since 1970. ``name``: the name of
-    this machine, to which Azure's events refer. Raises ValueError for an answer that is not of the
-    cloud's form.
+    this machine, to which Azure's events refer. Raises ValueError for a response that does not have
+    the cloud's form.
     """
     if status in (404, 410):
         return None

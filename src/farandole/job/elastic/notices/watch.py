@@ -1,4 +1,4 @@
-"""The thread that looks for preemption notices of one host."""
+"""The thread that checks for preemption notices of one host."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from farandole.base.log import logger
 from farandole.job.elastic.notices.notice import Notice
 from farandole.job.elastic.notices.sources import FileSource, SignalSource, Source, parse_sources
 
-PERIOD = 1.0  # seconds between two looks
+PERIOD = 1.0  # seconds between two checks
 Report = Callable[[Notice], None]
 
 
 class NoticeWatch:
-    """Looks for notices about ``host`` in files and by HTTP.
+    """Checks for notices about ``host`` in files and by HTTP.
 
     ``report`` is called on the watch's thread with each new notice, and with a withdrawn one when
-    it no longer applies. ``period``: seconds between two looks.
+    it no longer applies. ``period``: seconds between two checks.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class NoticeWatch:
         self._thread = threading.Thread(target=self._watch, name="farandole-notices", daemon=True)
 
     def start(self) -> None:
-        """Start to look; do nothing if all sources are signals."""
+        """Start the thread; do nothing if all sources are signals."""
         if self._finders:
             threads.start(self._thread)
 
     def look(self) -> None:
-        """Ask all sources once, and report a change."""
+        """Query all sources once, and report a change."""
         found, failed = None, False
         for source, find in self._finders:
             try:
@@ -59,7 +59,7 @@ class NoticeWatch:
             self._report(found)
 
     def close(self) -> None:
-        """End the thread at its next look."""
+        """End the thread at its next check."""
         self._ended.set()
 
     def _warn(self, source: Source, error: Exception) -> None:

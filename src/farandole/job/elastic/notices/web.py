@@ -1,4 +1,4 @@
-"""Questions to a cloud's metadata service."""
+"""Queries to a cloud's metadata service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
 
 class Metadata:
-    """A metadata service that is asked repeatedly. It is never asked through a proxy."""
+    """A metadata service that is queried repeatedly, and never through a proxy."""
 
     def __init__(self, source: WebSource) -> None:
         self._source = source

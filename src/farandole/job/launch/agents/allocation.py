@@ -78,7 +78,7 @@ class AgentCluster(Protocol):
         """Return the error message if these agents have not reported in time."""
 
     def close(self, seconds: float) -> None:
-        """Wait for the agents to end by themselves, then end the remaining ones."""
+        """Wait for the agents to end on their own, then end the remaining ones."""
 
 
 class AgentAllocation:
@@ -170,7 +170,7 @@ class AgentAllocation:
                     self._registry, [agents[index] for index in range(len(self._places))]
                 )
             elif why := self._failure(self._registry, absent):
-                self._registry.dismiss()  # the other agents would wait for ranks in vain
+                self._registry.dismiss()  # the other agents would wait for ranks forever
                 self._cluster.close(TIDY)
                 raise JobFailedError(why)
             elif time.monotonic() > self._began + self._timeout:

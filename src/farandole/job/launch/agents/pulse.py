@@ -9,7 +9,7 @@ from __future__ import annotations
 BEAT = 2.0  # seconds between the reports of an agent
 SILENCE = 10.0  # seconds after which an agent's silence is reported
 LEFT = 20.0  # seconds after which an agent's silence no longer delays the end of a job
-PAUSE = 2.0  # seconds without a look after which the driver itself has been suspended
+PAUSE = 2.0  # seconds without a check after which the driver itself counts as suspended
 
 
 class AgentPulse:
@@ -44,7 +44,7 @@ class AgentPulse:
         return True
 
     def is_lost(self, seconds: float, *, has_ended: bool) -> bool:
-        """Return whether an agent that has been silent for so long counts as lost.
+        """Return whether an agent that has been silent for that time counts as lost.
 
         ``has_ended``: its ranks have reported their outcomes, so that only their last output can
         be missing.

@@ -267,7 +267,7 @@ class AgentRegistry:
         )
 
     def _listen_for(self, index: int, seconds: float) -> str | None:
-        """Report an agent that has been silent for so long. Return why it is lost, if it is."""
+        """Report an agent that has been silent for that time. Return why it is lost, if it is."""
         ranks = [worker for worker in self._of[index] if not worker.serves]
         has_ended = all(worker.reported for worker in ranks)
         is_lost = self.pulse.is_lost(seconds, has_ended=has_ended)

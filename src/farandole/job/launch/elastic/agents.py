@@ -1,4 +1,4 @@
-"""Hosts of an elastic job that are reached by ssh: each gets an agent with its first process."""
+"""The ssh hosts of an elastic job: each gets an agent with its first process."""
 
 from __future__ import annotations
 

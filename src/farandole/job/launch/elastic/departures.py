@@ -17,12 +17,12 @@ from farandole.job.launch.elastic.requeue import SlurmRequeue
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
 
-# Keys of reports, without what follows the first slash.
+# Keys of reports, up to the first slash.
 REPORTS = ("leaving", "damaged", "straggler", "rescued")
 
 
 class Departures:
-    """Passes the reports about leaving hosts to the coordinator.
+    """Passes reports about departing hosts to the coordinator.
 
     ``wake``: wakes the driver's loop. ``note``: shows a line to the user.
     """
@@ -38,14 +38,14 @@ class Departures:
         # Preemption notices with their hosts, appended by other threads.
         self._notices: deque[tuple[str, Notice]] = deque()
         self._faults = HostFaults()
-        self._rescued = False  # whether the last commit was written because all hosts leave
+        self._rescued = False  # whether rank 0 has written the last commit for all hosts
         self._requeue = SlurmRequeue(settings.slurm_requeue)
 
     def hear(self, kind: str, rest: str, value: Value, host_of: Callable[[int], str]) -> None:
-        """Note a report of a rank; any thread.
+        """Record a report of a rank. May be called on any thread.
 
-        ``kind``, ``rest``: the key, one of ``REPORTS`` and what follows. ``host_of``: returns the
-        host of a process.
+        ``kind``, ``rest``: the two parts of the key: one of ``REPORTS``, and the remainder.
+        ``host_of``: returns the host of a process.
         """
         try:
             if kind == "leaving":
@@ -59,7 +59,7 @@ class Departures:
         self._wake()
 
     def on_notice(self, host: str, notice: Notice) -> None:
-        """Note a preemption notice; any thread."""
+        """Record a preemption notice. May be called on any thread."""
         self._notices.append((host, notice))
         self._wake()
 

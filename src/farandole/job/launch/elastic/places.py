@@ -65,14 +65,14 @@ class FindingPlaces(Places, Protocol):
     def await_slots(self) -> None:
         """Wait for the slots with which the job starts. Called after ``listen``.
 
-        Raises RendezvousError if they do not come in time.
+        Raises RendezvousError if they are not available in time.
         """
 
 
 class LocalPlaces:
     """This machine, under any of its names.
 
-    Each process has a reaper of its own, which ends the processes that it leaves behind.
+    Each process has its own reaper, which ends its leftover processes.
     """
 
     remote = False

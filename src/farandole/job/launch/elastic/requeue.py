@@ -1,4 +1,4 @@
-"""The request to start a Slurm job again, when all its hosts are about to leave."""
+"""The request to requeue a Slurm job when all its hosts are about to leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE = 30.0  # seconds for one call of scontrol
 
 
 class SlurmRequeue:
-    """Puts the surrounding Slurm job into its queue again, once, if ``wanted``.
+    """Requeues the surrounding Slurm job, once, if ``wanted``.
 
     Slurm then ends the job as at its time limit (SIGTERM, KillWait), and runs the batch script
     again with SLURM_RESTART_COUNT: the program resumes from its last commit or checkpoint on disk.
@@ -21,7 +21,9 @@ class SlurmRequeue:
         self._job = os.environ.get("SLURM_JOB_ID", "") if wanted else ""
 
     def ask(self, note: Callable[[str], None]) -> None:
-        """Ask Slurm; without effect the second time, and outside Slurm. ``note``: shows a line."""
+        """Requeue the job; has no effect the second time, and outside Slurm. ``note``: shows a
+        line.
+        """
         if not self._job:
             return
         import subprocess  # imported here because most jobs never start a program

@@ -1,5 +1,5 @@
-"""The parameter servers of an elastic job: processes on the driver's host, where they outlive every
-host of ranks.
+"""The parameter servers of an elastic job: processes on the driver's host, where the loss of other
+hosts does not affect them.
 
 A process that ends is replaced, see ``job.elastic.servers``.
 """
@@ -70,8 +70,8 @@ class ElasticServers:
         }
 
     def see(self, key: str, value: Value) -> bool:
-        """Take a value that a server has set in the store, on a thread of the store; return whether
-        it is one.
+        """Record a value in the store, on a thread of the store; return whether a server has set
+        it.
         """
         words = key.split("/")
         is_own = words[0] == "servers" and (words[1] == "chain" or words[2:3] == ["process"])

@@ -47,7 +47,9 @@ from farandole.net.store.ports import free_port
 
 
 class ElasticWatch(Watch):
-    """Watches processes that come and go. The number of a process takes the place of a rank."""
+    """Watches processes that are started and lost during the job. The number of a process takes the
+    place of a rank.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class ElasticWatch(Watch):
         self._kill_at: dict[int, float] = {}
         self._stopped: set[int] = set()
         self._failed: set[int] = set()  # processes that have reported a failure
-        self._overdue = ""  # the report on a rank that was ended because it hung
+        self._overdue = ""  # the report about a rank that was ended because it hung
         self._published = 0  # the number of the last published membership
         self._over = False
 
@@ -178,7 +180,7 @@ class ElasticWatch(Watch):
         if not ok and process in members and process not in self._stopped:
             self._note_loss(members.index(process), event)
         self._coordinator.end(process, ok, now)
-        # End the processes that it has left behind.
+        # End its leftover processes.
         self._by_process[process].terminate()
         self._kill_at[process] = now + TERM_GRACE
 
@@ -237,7 +239,7 @@ class ElasticWatch(Watch):
         self._note_change(f"rank {rank} on {host} {found[-1] if found else words}")
 
     def _note_overdue(self, overdue: Overdue) -> None:
-        """Report the ranks that others await, with their activities."""
+        """Report the ranks for which others wait, with their activities."""
         membership = self._coordinator.membership
         activities = self._activities([self._by_process[each] for each in overdue.processes])
         for process, activity in activities.items():
@@ -398,5 +400,5 @@ class ElasticWatch(Watch):
 
 
 def cure(decision: GiveUp) -> str:
-    """Return the cure of ``decision`` as a sentence; empty for none."""
+    """Return the cure in ``decision`` as a sentence; empty without one."""
     return f"{decision.cure}." if decision.cure else ""

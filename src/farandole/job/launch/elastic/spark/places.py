@@ -36,7 +36,7 @@ from farandole.job.launch.launchers.spark.cluster import STOPPED, reason
 from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer, Value
 
-LOOK = 0.5  # seconds between two looks at the tasks
+LOOK = 0.5  # seconds between two checks of the tasks
 LONGEST = 60.0  # seconds until a slot whose job fails at once is submitted again
 MOST_TASKS = 1 << 62  # task ids count all tasks of the application
 EXCLUDED = "excludeOnFailure"  # in Spark's error if no executor may run a task
@@ -116,8 +116,8 @@ class _Retries:
         self.has_reported, self._failures = True, 0
 
     def pause(self, error: str, now: float) -> None:
-        """Begin a pause after a job's ``error``. Without an executor that Spark would use for this
-        task, it is the longest one.
+        """Begin a pause after a job's ``error``: the longest one if Spark has no executor for this
+        task.
         """
         self._failures += 1
         long = EXCLUDED in error
@@ -144,7 +144,7 @@ class SparkPlaces:
         self._registry: AgentRegistry
         self._hosts: dict[int, _Host] = {}  # the attempts that run, by the number of the agent
         self._by_name: dict[str, _Host] = {}
-        self._lost: list[_Host] = []  # whose loss Spark has not explained yet
+        self._lost: list[_Host] = []  # tasks whose loss Spark has not explained yet
         self._reasons: dict[int, str] = {}  # of losses, by the number of the agent
         self._seen: set[int] = set()  # agents that have reported
         self._retries = {slot: _Retries() for slot in range(plan.most)}
@@ -268,7 +268,7 @@ class SparkPlaces:
                 failing = True
 
     def look(self, now: float) -> None:
-        """Look at all tasks once: record those that have reported or were lost, dismiss those that
+        """Check all tasks once: record those that have reported or were lost, dismiss those that
         can no longer have a rank, and submit slots again.
         """
         for index, agent in list(self._registry.agents.items()):

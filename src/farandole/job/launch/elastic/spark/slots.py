@@ -19,7 +19,7 @@ from farandole.job.launch.launchers.spark.cluster import (
     task_function,
 )
 
-LOOK = 0.05  # seconds between two looks at jobs that are ending
+LOOK = 0.05  # seconds between two checks of jobs that are ending
 CANCEL = 10.0  # seconds for cancelled jobs to end
 MOST_ATTEMPTS = 1 << 30  # of one task
 
@@ -112,7 +112,9 @@ class SlotJobs:
             return True
 
     def close(self, seconds: float, busy: Collection[int]) -> None:
-        """Wait ``seconds`` for the tasks of the slots in ``busy``, then cancel what is left."""
+        """Wait ``seconds`` for the tasks of the slots in ``busy``, then cancel the remaining
+        ones.
+        """
         if self.stopped:
             return
         with contextlib.suppress(Exception):  # the gateway may be gone
