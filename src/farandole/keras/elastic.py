@@ -89,7 +89,7 @@ class KerasState(SavedVariables):
         """Return the trained weights, and the variables of the optimizers; nothing if ranks
         exchange weights from time to time.
 
-        Statistics (BatchNormalization) are left out: each rank's are of its own data.
+        Statistics (BatchNormalization) are left out, because they differ between ranks.
         """
         optimizers = self._optimizers()
         if any(_exchanges_weights(each) for each in optimizers):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QuorumEncoding(WholeEncoding):
-    """Gives the changes since the last exchange, and receives the slots and with them the weights.
+    """Sends the changes since the last exchange, and receives the slots, which include the weights.
 
     The strategy's first slot holds the weights of the last exchange. The first exchange with an
     engine is collective; afterwards ranks commit their states alone. ``rule``: the strategy's.
@@ -125,7 +125,7 @@ class QuorumEncoding(WholeEncoding):
         self.reset()
 
     def _attend(self, steps: int, changes: Sequence[Array]) -> Sequence[Array] | None:
-        """Return the values after the next average; None if the convener is gone."""
+        """Return the values after the next average; None if the convener is lost."""
         assert self._meeting is not None
         try:
             return self._meeting.attend(self._turn, steps, changes)

@@ -36,7 +36,7 @@ def is_step_complete() -> bool:
 
     With ``--fixed-global-batch``, a rank with several shares of the global batch calls
     ``optimizer.step()`` once for each of its shares, and only the last call changes the weights.
-    What belongs to a step, such as a count of steps or an average of weights, follows this check.
-    Without the flag the result is always True. Call it after ``optimizer.step()``.
+    Actions per step, such as counting steps or averaging weights, should follow this check. Without
+    the flag the result is always True. Call it after ``optimizer.step()``.
     """
     return context.is_between_steps()

@@ -91,7 +91,7 @@ class OptimizerStateHandler(StateHandler):
         """Keep the state of the optimizer: it does not depend on the ranks."""
 
     def prepare(self) -> None:
-        """Let ranks that train with weights of their own merge them on rank 0."""
+        """Let ranks that train different weights merge them on rank 0."""
         own = getattr(self.value, "_farandole", None)
         if own is not None:
             own.before_sync()
@@ -161,7 +161,7 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
     def _pair(self) -> None:
-        """Show the models to optimizers that compute gradients by share."""
+        """Pass the models to optimizers that compute gradients by share."""
         values = [handler.value for handler in self._handlers.values()]
         models = [value for value in values if isinstance(value, torch.nn.Module)]
         follow_models(values, models)
@@ -206,7 +206,7 @@ class TorchState(ObjectState):
         """Return the parameters of models, and the states of their optimizers; nothing while a
         strategy lets the weights of ranks differ.
 
-        Buffers are left out: each rank's statistics (BatchNorm) are of its own data.
+        Buffers are left out, because statistics (BatchNorm) differ between ranks.
         """
         values = {name: handler.value for name, handler in self._handlers.items()}
         if any(not has_equal_weights(value) for value in values.values()):

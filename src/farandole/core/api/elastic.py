@@ -1,7 +1,6 @@
-"""The loop of elastic programs: synchronize the state, train, and start again when ranks have
-changed.
+"""The loop of elastic programs: synchronize the state, train, and restart when ranks have changed.
 
-In a job of a fixed size, ``run`` starts again only when the program itself reports that hosts have
+In a job of a fixed size, ``run`` restarts only if the program itself reports that hosts have
 changed.
 """
 
@@ -34,8 +33,8 @@ FIXED = (
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function so that it starts from rank 0's state on all ranks, and starts
-    again when ranks are lost or added.
+    """Decorate a training function so that it starts from rank 0's state on all ranks, and restarts
+    when ranks are lost or added.
 
     ``func``: the function ``train(state, ...)``. ``state`` is a ``TorchState``, ``KerasState`` or
     another ``State``. Returns the decorated function, which returns the result of ``func``.
@@ -63,7 +62,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
-    """Decorate ``func`` like ``run``, with the program's own function for the restart of the ranks.
+    """Decorate ``func`` like ``run``, with a function of the program that resets the ranks.
 
     ``reset`` is called without arguments after HostsUpdatedInterrupt, and, after
     ``state.restore()``, after HorovodInternalError, also in a job of a fixed size.
@@ -147,7 +146,7 @@ def _keeper(state: Any) -> Any:
 
 def _is_lost(error: Exception) -> bool:
     """Return whether ``error`` shows that a collective has failed. Compiled functions of TensorFlow
-    and JAX raise it as an error of their own classes.
+    and JAX wrap it in their own error classes.
     """
     return isinstance(error, HorovodInternalError) or (
         not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)

@@ -28,7 +28,7 @@ class State:
     that returns this process's rank.
     """
 
-    # Set by ``elastic.run`` if commits are kept elsewhere, too (``core.api.commits``).
+    # Set by ``elastic.run`` if commits are also kept elsewhere (``core.api.commits``).
     _keeper: Any = None
 
     def __init__(
@@ -72,7 +72,7 @@ class State:
         after some of this rank's shares of a fixed global batch, it has no effect.
 
         In an elastic job, all ranks have saved this commit when ``commit`` returns on one of them:
-        it is not lost while any of them lives.
+        it is not lost as long as any of them is alive.
 
         Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
         lost meanwhile.
@@ -93,7 +93,7 @@ class State:
         self.check_host_updates()
 
     def _commit_checks(self) -> list[Any]:
-        """Return the checks of all commits that the settings demand."""
+        """Return the checks that the settings request for all commits."""
         if self._checks is None and context.is_initialized():
             settings = context.settings()
             wanted = {
@@ -108,8 +108,8 @@ class State:
         return self._checks or []
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the values that are equal on all ranks, by name: weights, and the states of their
-        optimizers. Empty while they may differ, such as between two averages of local SGD.
+        """Return the values that are replicated on all ranks, by name: weights and optimizer
+        states. Empty while they may differ, such as between two averages of local SGD.
         """
         return {}
 
@@ -122,7 +122,7 @@ class State:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
     def overwrite_replicas(self, values: Mapping[str, Any]) -> None:
-        """Replace some of ``replicas()`` by other bytes, by name."""
+        """Overwrite some of ``replicas()`` with other bytes, by name."""
         for name, value in values.items():
             array = self.replicas()[name]
             array[...] = value.view(array.dtype).reshape(array.shape)
@@ -132,8 +132,8 @@ class State:
         raise NotImplementedError(f"{_CANNOT} saved_values() (a {type(self).__name__})")
 
     def use_saved_values(self, saved: Any) -> None:
-        """Make ``saved`` the values that ``restore`` restores. Raises ValueError if they do not fit
-        this state.
+        """Set the values that ``restore`` restores. Raises ValueError if they do not fit this
+        state.
         """
         raise NotImplementedError(f"{_CANNOT} use_saved_values() (a {type(self).__name__})")
 
@@ -237,7 +237,7 @@ class ObjectState(State):
     An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank other than
     0, replaces the object with a copy.
 
-    ``lost_ranks``: the lost ranks whose own values no rank had taken over when the function of
+    ``lost_ranks``: the lost ranks whose own values had not been taken over when the function of
     ``elastic.run`` began, each with ``process``, ``rank``, ``commit`` and ``values`` (by name); see
     ``register_per_rank``.
     """
@@ -258,12 +258,13 @@ class ObjectState(State):
         self._saved = self._values()
 
     def register_per_rank(self, name: str, merge: Callable[[Any, Any], Any] | None = None) -> None:
-        """Let each rank have its own value of ``name``: ``sync`` does not replace it by rank 0's.
+        """Let each rank keep its own value of ``name``, which ``sync`` does not replace by rank
+        0's.
 
         In an elastic job, each commit is copied to other ranks (``--commit-copies``), on other
-        hosts if there are any, while the next step runs. When ranks are lost, ``lost_ranks`` has
-        their values on all ranks when the program's function begins again. A new rank takes over
-        the values of one lost rank, as long as there are any; before, it has its initial value.
+        hosts if possible, while the next step runs. After a loss, ``lost_ranks`` has the values of
+        the lost ranks on all ranks when the program's function restarts. A new rank starts with its
+        initial value, and takes over the value of one lost rank, if there is one.
 
         Arguments:
             name: A plain value of this state, which must be picklable.
@@ -282,7 +283,9 @@ class ObjectState(State):
         self._merges = {**self._merges, name: merge}
 
     def merges_of_own_values(self) -> Mapping[str, Callable[[Any, Any], Any] | None]:
-        """Return the names that ``register_per_rank`` has taken, with their functions."""
+        """Return the names that were passed to ``register_per_rank``, with their merge
+        functions.
+        """
         return self._merges
 
     def saved_own_values(self) -> dict[str, Any]:
@@ -318,7 +321,7 @@ class ObjectState(State):
         self._saved = saved
 
     def _receive(self) -> dict[str, Any]:
-        """Return rank 0's values, without a change of this rank's. Collective."""
+        """Return rank 0's values without changing this rank's. Collective."""
         values = self._values()
         received: dict[str, Any] = self._bcast_object(values) if values else {}
         # On rank 0 the program may hold its own references to these objects.

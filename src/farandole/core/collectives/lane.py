@@ -11,7 +11,7 @@ Work = Callable[[], None]
 
 
 class Lane:
-    """Runs pieces of work one after the other, on its own thread, which starts with the first one.
+    """Runs pieces of work in sequence, on its own thread, which starts with the first one.
 
     ``start`` queues a piece, ``wait`` returns when the oldest one is done. Both must be called from
     the same thread.
@@ -48,7 +48,7 @@ class Lane:
         self._skips = False
 
     def close(self) -> None:
-        """Stop the thread. Running work ends by itself once its wire is closed."""
+        """Stop the thread. Running work ends on its own once its wire is closed."""
         if self._thread is not None:
             self._skips = True
             self._orders.put(None)

@@ -107,7 +107,7 @@ class Rounds:
         return self._repeats.get(request)
 
     def objection(self, stuck: Sequence[str]) -> bytes:
-        """Return the message of a rank that waits in vain under the names ``stuck``."""
+        """Return the message of a rank that is stuck waiting under the names ``stuck``."""
         return wire.objection(self._negotiation.objections(self._rank, stuck) if stuck else ())
 
     @property

@@ -11,7 +11,7 @@ A note may follow: facts that need no agreement. It comes last, with its length 
 very end: new sizes (8 bytes each; -1: none), then since when each request waits (8 bytes each).
 
 Elements may be attached to a message of numbers alone that has no note (``attached``). They start
-at the next multiple of 8, one request after the other.
+at the next multiple of 8, one request after another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Post(NamedTuple):
     """A decoded message of a rank.
 
     ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs. ``objections``:
-    names under which this rank waits in vain.
+    names under which this rank is stuck.
     """
 
     shutdown: bool

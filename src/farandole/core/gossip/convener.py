@@ -1,12 +1,12 @@
 """Averages among the ranks that arrive in time: one rank convenes, the others connect to it.
 
-A rank gives the changes of its weights since the values that it has last received. The convener,
-in threads of its own, closes an average when the quorum is complete and the grace has passed (see
-``quorum``), applies the mean change to the values, and sends these to the ranks that wait.
+A rank sends the changes of its weights since the values that it last received. The convener, in its
+own threads, closes an average when the quorum is complete and the grace period is over (see
+``quorum``), applies the mean change to the values, and sends them to the waiting ranks.
 
-Ranks count their averages. A rank that comes for an average that is closed receives the present
-values at once, and its changes go into the next average. So it waits for no rank, which may itself
-wait for this one elsewhere: in a collective, or for the average of another optimizer.
+Ranks count their averages. A rank that arrives after an average has closed receives the present
+values at once, and its changes are included in the next average. So it never waits for a rank that
+may wait for it elsewhere, in a collective or in the average of another optimizer.
 """
 
 from __future__ import annotations
@@ -80,24 +80,24 @@ class Convener:
         server.add(self)
 
     def attend(self, turn: int, steps: int, changes: Sequence[Array]) -> Sequence[Array]:
-        """Give this rank's changes to the next average, and return the values after it, which the
-        caller must not change. ``turn``: the number of this rank's averages before.
+        """Contribute this rank's changes to the next average, and return the values after it, which
+        the caller must not change. ``turn``: the number of this rank's averages before.
         """
         return self._average(turn, Contribution(self._server.rank, steps, changes))
 
     def step_away(self) -> None:
-        """Let no average wait for this rank until it attends again."""
+        """Stop averages from waiting for this rank until it attends again."""
         self.look_for(self._server.rank)
 
     def settle(self) -> Sequence[Array]:
-        """Return the values with all changes that late ranks have given."""
+        """Return the values with all changes of late ranks."""
         with self._changed:
             if self._given:
                 self._finish()
             return self._values
 
     def await_all(self) -> None:
-        """Wait for the first message of all ranks; those from which none arrives are left out."""
+        """Wait for the first message of all ranks; silent ranks are skipped."""
         with self._changed:
             everyone = self._window.present
             self._changed.wait_for(lambda: everyone <= self._greeted, GREETING)
@@ -105,7 +105,7 @@ class Convener:
                 self._window = self._window.leave(rank, time.monotonic())
 
     def look_for(self, rank: int) -> None:
-        """Leave out a rank that has hung up, until it attends again."""
+        """Skip a rank that has closed its connection, until it attends again."""
         with self._changed:
             self._window = self._window.leave(rank, time.monotonic())
             self._changed.notify_all()
@@ -138,7 +138,7 @@ class Convener:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the current average, and convene no more."""
+        """Close the current average, and stop convening."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -229,9 +229,9 @@ class ConvenerLink(Partner):
             self.agrees(self._message(0, 0))
 
     def attend(self, turn: int, steps: int, changes: Sequence[Array]) -> Sequence[Array] | None:
-        """Give this rank's changes to the next average, and return the values after it: arrays that
-        the next call overwrites. None if the convener has ended or does not answer; the changes are
-        not used then.
+        """Contribute this rank's changes to the next average, and return the values after it:
+        arrays that the next call overwrites. None if the convener has ended or does not answer; the
+        changes are not used then.
 
         ``turn``: the number of this rank's averages before. Raises PeerLostError if the convener is
         lost.
@@ -242,7 +242,7 @@ class ConvenerLink(Partner):
         return self._values if met else None
 
     def step_away(self) -> None:
-        """Let no average wait for this rank until it attends again."""
+        """Stop averages from waiting for this rank until it attends again."""
         if self.reachable():
             self.agrees({**self._message(0, 0), "away": True})
 
@@ -255,7 +255,7 @@ class ConvenerLink(Partner):
         return {"group": self._name, "rank": rank, "turn": turn, "steps": steps}
 
     def _met(self, session: Session, changes: Sequence[Array]) -> Message | None:
-        """Give the changes, and wait for the values as long as the convener's host answers."""
+        """Send the changes, and wait for the values as long as the convener's host answers."""
         session.sock.settimeout(SILENCE)
         send(session, {}, changes, lambda: _check(session))
         while True:

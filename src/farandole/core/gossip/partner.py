@@ -1,4 +1,4 @@
-"""Another rank, from the point of view of the rank that requests averages with it."""
+"""Another rank, as seen by the rank that requests averages from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AGAIN = 30.0  # seconds for which it is avoided
 # seconds for which a partner may have other weights before a warning: ranks take steps at different
 # times
 APART = 60.0
-PAUSE = 0.02  # seconds until a partner that hung up is called again
+PAUSE = 0.02  # seconds before reconnecting to a partner that closed its connection
 _GONE: Message = {"gone": True}
 
 

@@ -49,7 +49,7 @@ class Attended(Protocol):
     """The averages by quorum of one optimizer, as this rank sees them."""
 
     def step_away(self) -> None:
-        """Let no average wait for this rank until it attends again."""
+        """Stop averages from waiting for this rank until it attends again."""
 
     def close(self) -> None:
         """Stop taking part in averages. May be called twice."""

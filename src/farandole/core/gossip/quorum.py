@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Quorum(NamedTuple):
     """The rule of an average that does not wait for all ranks.
 
-    ``quorum``: the ranks without which there is no average: below 1 a share of all ranks, otherwise
-    their number. ``grace``: the seconds for which other ranks may still arrive after that.
+    ``quorum``: the ranks that an average needs: a fraction of all ranks if below 1, otherwise their
+    number. ``grace``: the seconds for which other ranks may still arrive afterwards.
     """
 
     quorum: float
@@ -26,10 +26,10 @@ class Quorum(NamedTuple):
 class Window(NamedTuple):
     """The time from the first arrival of an average to its last one.
 
-    ``size``: of the job. ``present``: the ranks of the job that may still arrive or have arrived.
-    ``arrived``: the ranks that wait for the average. ``late``: the ranks that have come late for an
-    earlier average, so that the grace does not apply to them. ``complete_at``: when the
-    quorum was complete, in seconds; infinite before.
+    ``size``: the number of ranks of the job. ``present``: the ranks that have arrived or may still
+    arrive. ``arrived``: the ranks that wait for the average. ``late``: the ranks that were late for
+    an earlier average, to which the grace period does not apply. ``complete_at``: when the quorum
+    was complete, in seconds; infinite before.
     """
 
     rule: Quorum
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks for which the grace is."""
+        """The ranks to which the grace period applies."""
         return self.missing - self.late if self.complete_at < inf else self.missing
 
     @property
@@ -79,8 +79,8 @@ class Window(NamedTuple):
         return -inf if not self.awaited else self.complete_at + self.rule.grace
 
     def _completed(self, now: float) -> Window:
-        """Return the window with the time of its quorum. The ranks that are left are enough if they
-        are fewer than the quorum.
+        """Return the window with the time of its quorum. If fewer ranks remain than the quorum, all
+        remaining ranks are enough.
         """
         needed = min(self.rule.needed(self.size), max(len(self.present | self.arrived), 1))
         complete = len(self.arrived) >= needed
@@ -88,6 +88,6 @@ class Window(NamedTuple):
 
 
 def window(rule: Quorum, ranks: Iterable[int]) -> Window:
-    """Return the first window of a job of ``ranks``."""
+    """Return the first window of a job with these ``ranks``."""
     present = frozenset(ranks)
     return Window(rule, len(present), present)

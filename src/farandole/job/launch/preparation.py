@@ -173,8 +173,8 @@ def _shares(job: Job) -> int:
     for flag, value in (("--codec", settings.codec), ("--strategy", settings.strategy)):
         if value not in ("", "allreduce"):
             raise SettingsError(
-                f"{flag} {value} does not fit --fixed-global-batch, which sums the gradients of all"
-                " shares in one order. Remove one of the two"
+                f"{flag} {value} is incompatible with --fixed-global-batch, which sums the"
+                " gradients of all shares in one order. Remove one of the two"
             )
     return job.np if job.elastic is None else job.elastic.options.max_np or job.np
 

@@ -1,9 +1,9 @@
-"""The data of ``fit`` from any position on, for any ranks.
+"""The data of ``fit`` from any position, for any set of ranks.
 
 Progress within an epoch is one number, ``done``: rows or elements of the whole data if ``fit``
 divides the data among the ranks (``shard=True``), and this rank's batches otherwise. Divided data
-has one order for any set of ranks: those that remain after ``done`` are dealt out to the present
-ranks in turn.
+has one order for any set of ranks: the items after ``done`` are distributed to the present ranks in
+turn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChosenBatches:
 
 
 class Place(NamedTuple):
-    """The rank among those that share the data, and their number."""
+    """The rank's index among the ranks that share the data, and their number."""
 
     rank: int = 0
     size: int = 1
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     - ``arguments``: The arguments of ``fit`` that differ from the program's.
     - ``steps``: The batches of an epoch; None if unknown.
-    - ``whole``: Whether it serves all epochs that are left, and not only the current one.
+    - ``whole``: Whether the data is for all remaining epochs, not only for the current one.
     """
 
     arguments: Mapping[str, Any]
@@ -60,9 +60,7 @@ class Source(Protocol):
     """The data of a ``fit`` over several memberships."""
 
     def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
-        """Return the data that is left of ``epoch`` for this rank, after ``done``, and ``batch``
-        steps.
-        """
+        """Return the rest of ``epoch`` for this rank, after ``done`` and ``batch`` steps."""
 
     def after(self, done: int, batches: int, place: Place) -> int:
         """Return ``done`` after ``batches`` further steps of every rank."""
@@ -71,7 +69,7 @@ class Source(Protocol):
         """Return ``done`` at the beginning of the next epoch."""
 
     def forget(self, done: int) -> None:
-        """Release data before ``done``, which no rank still needs."""
+        """Release the data before ``done``, which no rank needs any longer."""
 
     def sample(self) -> Any:
         """Return a batch, for its shapes."""
@@ -86,7 +84,8 @@ class Tools(NamedTuple):
     - ``length``: The batches of such data; None if it has no end.
     - ``subset``: ``subset(data, indices)`` returns the batches with these numbers as such data.
     - ``shard``: ``shard(data, rank, size)`` divides a ``tf.data.Dataset``.
-    - ``loader``: ``loader(data, epoch, done, rank, size)`` divides what is left of a DataLoader.
+    - ``loader``: ``loader(data, epoch, done, rank, size)`` divides the remaining data of a
+      DataLoader.
     """
 
     flatten: Callable[[Any], list[Any]]
@@ -102,8 +101,8 @@ class Tools(NamedTuple):
 def source_of(arguments: Mapping[str, Any], divided: bool, seed: int, tools: Tools) -> Source:
     """Return the data among the arguments of ``fit``.
 
-    ``divided``: whether all ranks pass the same data, to be divided. ``seed``: of the order; equal
-    on all ranks if ``divided``.
+    ``divided``: whether all ranks pass the same data, to be divided. ``seed``: the seed of the
+    order; equal on all ranks if ``divided``.
     """
     x = arguments.get("x")
     divided = divided and not getattr(x, "sharded", False)
@@ -139,7 +138,7 @@ class _Given(NamedTuple):
 
 
 class _Repeated:
-    """Data that begins again in each epoch."""
+    """Data that restarts in each epoch."""
 
     def next_epoch(self, done: int) -> int:
         return 0
@@ -186,7 +185,7 @@ class Rows(_Repeated):
         return tuple(self._taken(name, rows) for name in self._names)
 
     def _rows(self, done: int) -> int:
-        """Return the rows before this rank's next one; at least one row is left."""
+        """Return the number of rows before this rank's next one; at least one row remains."""
         rows = done if self._given.divided else done * self._batch
         return min(rows, self._length - 1)
 
@@ -205,7 +204,7 @@ class Batches(_Repeated):
         self._ended = int(given.arguments.get("initial_epoch") or 0)
 
     def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
-        while self._ended < epoch:  # data may shuffle itself then, on a new rank as on the others
+        while self._ended < epoch:  # data may shuffle itself here, also on a new rank
             self._whole.on_epoch_end()
             self._ended += 1
         place, done = self._given.place(place), min(done, self._length - 1)
@@ -293,7 +292,7 @@ class Stream:
         self._given, self._data = given, given.arguments["x"]
         self._kept: collections.deque[Any] = collections.deque()
         self._first = 0  # the number of the first element kept
-        self._lock = threading.Lock()  # TensorFlow reads in a thread of its own
+        self._lock = threading.Lock()  # TensorFlow reads in a separate thread
 
     def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
         place, steps = self._given.place(place), self._given.steps

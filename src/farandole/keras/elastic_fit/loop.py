@@ -24,7 +24,7 @@ class Kit(NamedTuple):
     - ``wait``: ``wait(callback)`` returns when the model's last step is complete, and moves its
       values into the variables.
     - ``ignore_backup``: ``ignore_backup(model)`` lets Keras's ``fit`` begin at its
-      ``initial_epoch``, whatever a backup contains.
+      ``initial_epoch``, regardless of a backup.
     """
 
     callback: type
@@ -198,7 +198,7 @@ def _hooks_class(base: type) -> Any:
 
 
 def _commits(base: type) -> Any:
-    """Return the class of the last callback, which keeps the state and commits it."""
+    """Return the class of the last callback, which updates and commits the state."""
 
     class ElasticCommits(_Commits, base):  # type: ignore[misc]
         pass
@@ -207,7 +207,7 @@ def _commits(base: type) -> Any:
 
 
 class _Commits:
-    """Commits at the end of each epoch, and within an epoch as often as commits take at most 1 %
+    """Commits at the end of each epoch, and within an epoch so often that commits take at most 1 %
     of the time: after each step, if they are fast enough.
     """
 
@@ -230,7 +230,7 @@ class _Commits:
         state: FitProgress = self._fit.state
         self._hooks, hooks.offset = hooks, state.batch
         steps: list[int | None] = allgather_object(part.steps)
-        # at least one batch is left after a commit, because Keras cannot train on none
+        # at least one batch remains after a commit, because Keras cannot train on no batches
         self._limit = min(0 if each is None else each for each in steps)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -271,7 +271,7 @@ class _Commits:
 
 
 def _interval(spent: float, step: float) -> int:
-    """Return the steps from one commit to the next.
+    """Return the number of steps between two commits.
 
     ``spent``: seconds of a commit. ``step``: seconds of a step.
     """

@@ -28,7 +28,7 @@ class PassedError(Exception):
 
 
 class FitProgress:
-    """A base class before a ``KerasState``.
+    """A mixin that precedes ``KerasState``.
 
     Its plain values:
 
@@ -47,7 +47,7 @@ class FitProgress:
     def follow(
         self, callbacks: Sequence[Any], metrics: Callable[[], list[Any]], array_of: Any
     ) -> None:
-        """Save these as well from now on.
+        """Also save the following from now on.
 
         ``callbacks``: the program's, and the history. ``metrics``: returns the variables of
         the model's metrics; ``array_of``: a variable's value.
@@ -56,7 +56,8 @@ class FitProgress:
         self._number = len(_completed)
         self._sums: list[tuple[Any, Array]] = []
         self._taken = snapshots.taken(callbacks)
-        self._passed: list[dict[str, Any]] = []  # its history, if a loaded commit is of a later one
+        # The history of this ``fit``, if a loaded commit belongs to a later one.
+        self._passed: list[dict[str, Any]] = []
 
     def save(self) -> None:
         super().save()  # type: ignore[misc]
@@ -67,7 +68,7 @@ class FitProgress:
         snapshots.put_back(self._callbacks, self._taken)
 
     def sync(self) -> None:
-        """Adopt rank 0's state. The sums of metrics stay this rank's."""
+        """Adopt rank 0's state. Each rank keeps its own sums of metrics."""
         self._await_others()
         passed: list[dict[str, Any]] = broadcast_object(self._passed)
         if passed:
@@ -83,7 +84,7 @@ class FitProgress:
         return values, self._taken, self._number, list(_completed)
 
     def use_saved_values(self, saved: Any) -> None:
-        """Return to ``saved``. A commit of a later ``fit`` is used in that one."""
+        """Return to ``saved``. A commit of a later ``fit`` is used there."""
         values, taken, number, histories = saved
         if number != self._number:
             self._passed = histories[self._number : self._number + 1]
@@ -92,7 +93,7 @@ class FitProgress:
         self._taken = taken
 
     def restore_metrics(self) -> None:
-        """Go on with the metrics of an epoch at the last commit."""
+        """Continue with the metrics of the epoch from the last commit."""
         for variable, value in self._sums:
             variable.assign(value)
 
@@ -118,4 +119,4 @@ class FitProgress:
             if self._number < latest:
                 _completed[:] = histories[: self._number + 1]
                 raise PassedError(histories[self._number])
-            context.agree(False)  # the others begin their next ``fit`` with it
+            context.agree(False)  # the others begin their next ``fit`` with this call

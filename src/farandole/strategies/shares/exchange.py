@@ -147,8 +147,8 @@ def _check(rank: int, header: Sequence[int], place: StepPlace) -> None:
     if step != place.step:
         raise HorovodInternalError(
             f"rank {rank} is in step {step} of a fixed global batch, and rank {place.rank} in step"
-            f" {place.step}. Give each rank the same epochs, and call backward() and step() once"
-            " for each batch"
+            f" {place.step}. Train the same epochs on all ranks, and call backward() and step()"
+            " once for each batch"
         )
     if digest != place.digest:
         raise HorovodInternalError(

@@ -1,4 +1,4 @@
-"""Options of optimizers that do not fit a fixed global batch."""
+"""Options of optimizers that are incompatible with a fixed global batch."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def check_options(options: GradientOptions) -> None:
     ):
         if not is_plain:
             raise SettingsError(
-                f"{argument}={value} does not fit --fixed-global-batch, which sums the gradients"
-                f" of all shares in one order: {cure}"
+                f"{argument}={value} is incompatible with --fixed-global-batch, which sums the"
+                f" gradients of all shares in one order: {cure}"
             )

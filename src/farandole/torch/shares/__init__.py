@@ -1,3 +1,3 @@
-"""PyTorch in a job with a fixed global batch: gradients by share, and what else has to be the same
-for any number of ranks.
+"""PyTorch in a job with a fixed global batch: gradients by share, and other parts of the arithmetic
+that must not depend on the number of ranks.
 """

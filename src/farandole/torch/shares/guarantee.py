@@ -1,4 +1,4 @@
-"""The exactness of a job with a fixed global batch: weights that are equal in all bits, or to
+"""The exactness of a job with a fixed global batch: weights that are equal in all bits, or up to
 rounding.
 """
 
@@ -18,8 +18,8 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def facts_of(parameters: Sequence[torch.Tensor]) -> Facts:
-    """Return what the bits of a share's gradient depend on, apart from the program, with a name for
-    each.
+    """Return the facts on which the bits of a share's gradient depend, apart from the program, with
+    a name for each.
     """
     devices = sorted({parameter.device.type for parameter in parameters})
     names = sorted({_name(parameter.device) for parameter in parameters if parameter.is_cuda})
@@ -36,8 +36,8 @@ def _name(device: torch.device) -> str:
 
 
 def agreed(own: Facts, before: Facts | None) -> tuple[Facts, str]:
-    """Return the facts of rank 0, and why weights are equal only to rounding; empty if they are
-    equal in all bits. Collective.
+    """Return the facts of rank 0, and the reason why weights are equal only up to rounding; empty
+    if they are equal in all bits. Collective.
 
     ``before``: the facts of earlier memberships of the job, if there were any.
     """
@@ -47,7 +47,7 @@ def agreed(own: Facts, before: Facts | None) -> tuple[Facts, str]:
 
 
 def objection(first: Facts, others: Sequence[Facts]) -> str:
-    """Return the first reason for differences in rounding, or an empty text."""
+    """Return the first reason for differences in rounding; empty if there is none."""
     for name, value in first:
         seen = {dict(each)[name] for each in others} | {value}
         if len(seen) > 1:
@@ -61,11 +61,11 @@ def objection(first: Facts, others: Sequence[Facts]) -> str:
 
 
 def report(total: int, reason: str) -> None:
-    """Log, on rank 0, what the job guarantees."""
+    """Log the job's guarantee, on rank 0."""
     if context.rank():
         return
     sums = f"the global batch is {total} share{'s' if total > 1 else ''} for any number of ranks"
     if reason:
-        logger.warning("%s, and the weights are the same to rounding, because %s", sums, reason)
+        logger.warning("%s, and the weights are the same up to rounding, because %s", sums, reason)
     else:
         logger.warning("%s, and the weights are the same in all bits", sums)

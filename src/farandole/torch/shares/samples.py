@@ -1,4 +1,4 @@
-"""Random changes of samples (augmentation) that depend on the sample's place in the epoch, and not
+"""Random changes of samples (augmentation) that depend on the sample's position in the epoch, not
 on the worker that loads it.
 """
 

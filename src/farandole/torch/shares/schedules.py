@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-# The optimizers of programs, distributed or not, by whether their step is incomplete.
+# By optimizer, distributed or not: a function that returns whether its step is incomplete.
 _open: weakref.WeakKeyDictionary[Any, Callable[[], bool]] = weakref.WeakKeyDictionary()
 
 

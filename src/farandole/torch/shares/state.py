@@ -192,8 +192,8 @@ class ShareState:
                     parameter.grad.div_(shares.total)
 
     def _agree(self, parameters: list[Any]) -> None:
-        """Find once for each membership, and log if it is new, how exact the weights are.
-        Collective.
+        """Determine the exactness of the weights once for each membership, and log it if it has
+        changed. Collective.
         """
         if self._agreed:
             return
@@ -295,9 +295,9 @@ class ShareState:
             before._left = True
             if self._left or before.is_open():
                 raise ValueError(
-                    "two optimizers take turns in a job with --fixed-global-batch, so that the"
-                    " second one sees other weights on ranks with several shares. Give all"
-                    " parameters to one optimizer, in groups"
+                    "two optimizers take turns in a job with --fixed-global-batch, so the second"
+                    " one sees different weights on ranks with several shares. Pass all parameters"
+                    " to one optimizer, in groups"
                 )
 
 
@@ -326,7 +326,9 @@ class _Step:
 
 
 class _Buffers:
-    """The buffers of models, which begin each share as they were when the step began."""
+    """The buffers of models, which are reset at each share to their values at the beginning of the
+    step.
+    """
 
     def __init__(self, buffers: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         kept = () if callable(buffers) else list(buffers)
@@ -360,7 +362,7 @@ class _Buffers:
 
     def first(self, device: torch.device) -> torch.Tensor:
         """Return the values after the first share, as bytes on ``device``. On ranks that have not
-        computed this share only their number is right.
+        computed this share, only the number of bytes is correct.
         """
         if self._first is not None:
             return self._first.to(device)

@@ -45,7 +45,7 @@ class TorchVectors:
 
 
 class FlatTensors:
-    """The places of tensors in vectors, one vector per dtype.
+    """The positions of tensors in vectors, one vector per dtype.
 
     A flag for each tensor travels at the end of the first vector: its sum over all shares is 0 if
     no share has a value for the tensor.
