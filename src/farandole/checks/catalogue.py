@@ -192,9 +192,16 @@ UNSUITED_OPTIMIZER = FindingKind(
 DAMAGED_REPLICA = FindingKind(
     "FAR032",
     "a replica whose bits differ from the others (`--check-replicas-every`)",
-    "A processor or a memory has computed or kept a wrong bit, or the program changes the weights"
-    " of some ranks only.",
+    "A processor or a memory has computed or kept a wrong bit.",
     "Check the memory and the GPU of a host that is named repeatedly, or replace the host.",
+)
+DIFFERENT_REPLICAS = FindingKind(
+    "FAR033",
+    "replicas that the program makes different (`--check-replicas-every`)",
+    "The ranks began with different weights, use different settings, or some ranks change a value"
+    " that others do not. The finding says how that was distinguished from a damaged replica.",
+    "Begin with rank 0's weights on all ranks (`hvd.broadcast_parameters`), and change weights,"
+    " learning rates and all other values of the state in the same way on all ranks.",
 )
 
 CATALOGUE: tuple[FindingKind, ...] = tuple(

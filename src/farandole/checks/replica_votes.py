@@ -12,10 +12,17 @@ class Votes(NamedTuple):
     - ``majority``: The ranks with equal replicas that are more than half of all; empty for none.
     - ``damaged``: By each other rank, the places of its values that differ from the majority's. If
       there is no majority, by each rank but the first, the places that differ from the first's.
+    - ``groups``: The ranks with equal replicas, the largest group first.
     """
 
     majority: tuple[int, ...]
     damaged: Mapping[int, tuple[int, ...]]
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def reference(self) -> int:
+        """The rank with which ``damaged`` compares the others."""
+        return self.majority[0] if self.majority else 0
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -33,9 +40,10 @@ def votes_of(digests: Sequence[Sequence[int]]) -> Votes:
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, row in enumerate(digests):
         groups.setdefault(tuple(row), []).append(rank)
-    largest = max(groups.items(), key=lambda group: len(group[1]))
-    has_majority = 2 * len(largest[1]) > len(digests)
-    expected = largest[0] if has_majority else tuple(digests[0])
+    by_size = tuple(sorted(map(tuple, groups.values()), key=len, reverse=True))
+    largest = by_size[0]
+    has_majority = 2 * len(largest) > len(digests)
+    expected = tuple(digests[largest[0] if has_majority else 0])
     damaged = {
         rank: tuple(
             place
@@ -45,4 +53,4 @@ def votes_of(digests: Sequence[Sequence[int]]) -> Votes:
         for rank, row in enumerate(digests)
         if tuple(row) != expected
     }
-    return Votes(tuple(largest[1]) if has_majority else (), damaged)
+    return Votes(largest if has_majority else (), damaged, by_size)

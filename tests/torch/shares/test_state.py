@@ -199,6 +199,30 @@ def test_commits_at_different_steps_are_reported() -> None:
         job(2, lambda rank: commits_with(every_batch=True))
 
 
+def checks_with(every_batch: bool) -> int:
+    """Asks for changes of hosts after every second step, and never commits."""
+    import farandole.torch as hvd
+
+    with_shares(3)
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, count=0)
+    for _ in range(4 * optimizer._farandole.shares.held):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        if every_batch or hvd.elastic.is_step_complete():
+            state.count += 1
+            if state.count % 2 == 0:
+                state.check_host_updates()
+    return int(state.count)
+
+
+def test_host_updates_are_checked_at_the_same_steps() -> None:
+    assert job(2, lambda rank: checks_with(every_batch=False)) == [4, 4]
+    with pytest.raises(Exception, match=mentioning("check_host_updates()", "is_step_complete()")):
+        job(2, lambda rank: checks_with(every_batch=True))
+
+
 def test_going_back_in_the_middle_of_a_step() -> None:
     def check(rank: int) -> Any:
         import farandole.torch as hvd

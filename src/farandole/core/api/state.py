@@ -30,6 +30,7 @@ class State:
 
     # Set by ``elastic.run`` if commits are also kept elsewhere (``core.api.commits``).
     _keeper: Any = None
+    _commits = False  # whether a commit is in progress
 
     def __init__(
         self,
@@ -90,7 +91,11 @@ class State:
         context.count_commit()
         if self._keeper is not None:
             self._keeper.keep(self)
-        self.check_host_updates()
+        self._commits = True
+        try:
+            self.check_host_updates()
+        finally:
+            self._commits = False
 
     def _commit_checks(self) -> list[Any]:
         """Return the checks that the settings request for all commits."""
@@ -166,6 +171,8 @@ class State:
         """
         if not context.is_between_steps():
             return
+        if not self._commits:  # all ranks of a commit are in it
+            context.announce_check()
         if context.commits_alone():
             if context.has_to_leave() or not self._messages.empty():
                 raise HostsUpdatedInterrupt(skip_sync=False)

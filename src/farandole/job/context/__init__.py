@@ -68,6 +68,7 @@ from farandole.job.context.session import start_timeline as start_timeline
 from farandole.job.context.session import stop_timeline as stop_timeline
 from farandole.job.context.session import store as store
 from farandole.job.context.session import takes_part as takes_part
+from farandole.job.context.steps import announce_check as announce_check
 from farandole.job.context.steps import announce_commit as announce_commit
 from farandole.job.context.steps import announce_step as announce_step
 from farandole.job.context.steps import is_between_steps as is_between_steps

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from farandole.job.context import session
 from farandole.job.context.membership import reduce_to_most
 
+_COMMIT, _CHECK = -1, -2  # instead of the number of a step
+_DOINGS = {_COMMIT: "commits", _CHECK: "calls check_host_updates()"}
 # Each callable returns whether an optimizer has a part of a step. Registered by frameworks.
 open_steps: list[Callable[[], bool]] = []
 
@@ -20,7 +22,14 @@ def is_between_steps() -> bool:
 
 def announce_commit() -> None:
     """Check that all ranks are about to commit. See ``announce_step``."""
-    _announce(-1)
+    _announce(_COMMIT)
+
+
+def announce_check() -> None:
+    """Check that all ranks are about to ask for changes of hosts, without a commit. See
+    ``announce_step``.
+    """
+    _announce(_CHECK)
 
 
 def announce_step(number: int) -> None:
@@ -28,7 +37,8 @@ def announce_step(number: int) -> None:
 
     With more shares of a fixed global batch, a rank counts more batches. If it commits after some
     of them, it would wait forever for the other ranks. Ranks with one share each are not checked.
-    Raises AssertionError, on all ranks, if some commit and others do not. Collective.
+    Raises AssertionError, on all ranks, if some commit or call
+    ``check_host_updates()``, and others do not. Collective.
     """
     _announce(number)
 
@@ -38,14 +48,15 @@ def _announce(number: int) -> None:
         return
     import numpy as np
 
-    values = np.array([number < 0, number >= 0, number], np.int64)
+    values = np.array([number == _COMMIT, number == _CHECK, number >= 0, number], np.int64)
     reduce_to_most("shares.announcement", values)
-    commits, steps, step = values.tolist()
-    if commits and steps:
-        here = "commits" if number < 0 else "does not"
+    *kinds, step = values.tolist()
+    if sum(kinds) > 1:
+        done = "commit" if kinds[0] else "call check_host_updates()"
+        here = _DOINGS.get(number, "continues")
         raise AssertionError(
-            f"after step {step} of a fixed global batch some ranks commit, and others continue"
-            f" without a commit: rank {session.rank()} {here}. Ranks have different numbers of"
-            " shares of a step, so a count of batches differs between them. Count a step, or"
-            " commit, only if hvd.elastic.is_step_complete(), or call commit() after every batch"
+            f"after step {max(step, 0)} of a fixed global batch some ranks {done}, and others do"
+            f" not: rank {session.rank()} {here}. Ranks have different numbers of shares of a step,"
+            " so a count of batches differs between them. Count a step, commit, or call"
+            " check_host_updates() only if hvd.elastic.is_step_complete(), or after every batch"
         )

@@ -88,6 +88,10 @@ class ShareState:
         """Return whether some, but not all, of this rank's shares of the step are done."""
         return self._step.done != 0
 
+    def has_begun_with(self, engine: Any) -> bool:
+        """Return whether the step has begun in the membership with this engine."""
+        return self._engine is not None and self._engine() is engine
+
     def follow_model(self, model: torch.nn.Module) -> None:
         """Give each share the random numbers of its step, and the buffers (BatchNorm's statistics)
         with which the step began. After the step all ranks have the buffers of the first share.
@@ -390,7 +394,11 @@ def _open_of(reference: weakref.ref[ShareState]) -> Callable[[], bool]:
 
 
 def _any_open() -> bool:
-    return any(state.is_open() for state in living)
+    """Return whether a step is incomplete; without the steps of an earlier membership or session,
+    which are never completed.
+    """
+    engine = context.engine() if context.is_initialized() else None
+    return any(state.is_open() and state.has_begun_with(engine) for state in living)
 
 
 def _remove(hooks: dict[int, Any]) -> None:
