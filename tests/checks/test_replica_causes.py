@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.base.digests import whole_digest
-from farandole.checks.replica_causes import Differences, Earlier, difference_of, mistake_of
+from farandole.checks.replica_causes import (
+    Differences,
+    EarlierDifference,
+    difference_of,
+    mistake_of,
+)
 from farandole.checks.replica_votes import votes_of
 
 Replica = Sequence[Any]  # arrays of float32
@@ -31,7 +36,9 @@ def flip(array: Any, index: int, bit: int = 20) -> None:
 
 
 def compared(
-    ranks: Sequence[Replica], earlier: Mapping[int, Earlier] | None = None, number: int = 7
+    ranks: Sequence[Replica],
+    earlier: Mapping[int, EarlierDifference] | None = None,
+    number: int = 7,
 ) -> tuple[str, dict[int, Differences]]:
     """Return the reason for a mistake, and the differences of the ranks."""
     votes = votes_of([[whole_digest(value) for value in each] for each in ranks])
@@ -113,13 +120,13 @@ def test_ranks_with_the_same_difference() -> None:
 def again(change: Any, number: int) -> str:
     """Compare twice: rank 1 has ``change(replica, 0)``, then ``change(replica, 1)``."""
     reasons = []
-    earlier: dict[int, Earlier] = {}
+    earlier: dict[int, EarlierDifference] = {}
     for turn, at in enumerate((7, number)):
         ranks = [replica() for _ in range(3)]
         change(ranks[1], turn)
         reason, found = compared(ranks, earlier, at)
         reasons.append(reason)
-        earlier = {rank: Earlier(at, each) for rank, each in found.items()}
+        earlier = {rank: EarlierDifference(at, each) for rank, each in found.items()}
     assert reasons[0] == ""
     return reasons[1]
 

@@ -45,7 +45,7 @@ class ValueDifference(NamedTuple):
 Differences = Sequence[ValueDifference]
 
 
-class Earlier(NamedTuple):
+class EarlierDifference(NamedTuple):
     """The latest difference of a process. ``comparison``: its number."""
 
     comparison: int
@@ -69,7 +69,7 @@ def mistake_of(
     votes: Votes,
     differences: Mapping[int, Differences],
     values: int,
-    earlier: Mapping[int, Earlier],
+    earlier: Mapping[int, EarlierDifference],
     comparison: int,
     *,
     were_equal: bool,
@@ -98,7 +98,12 @@ def mistake_of(
 
 
 def _reason(
-    found: Differences, values: int, earlier: Earlier | None, comparison: int, *, were_equal: bool
+    found: Differences,
+    values: int,
+    earlier: EarlierDifference | None,
+    comparison: int,
+    *,
+    were_equal: bool,
 ) -> str:
     single = all(each.blocks == 1 for each in found)
     blocks, total = (sum(each[index] for each in found) for index in (1, 2))
@@ -111,7 +116,7 @@ def _reason(
     return ""
 
 
-def _differs_again(found: Differences, earlier: Earlier, comparison: int) -> bool:
+def _differs_again(found: Differences, earlier: EarlierDifference, comparison: int) -> bool:
     """Return whether a process differs in the same numbers as before. One bit that differs again is
     a stuck cell of a memory.
     """

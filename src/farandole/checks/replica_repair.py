@@ -18,7 +18,12 @@ from farandole.base.digests import combined, digest_of_text
 from farandole.checks.catalogue import DAMAGED_REPLICA, DIFFERENT_REPLICAS
 from farandole.checks.exchange import all_equal, gathered
 from farandole.checks.finding import Finding, error_of
-from farandole.checks.replica_causes import Differences, Earlier, difference_of, mistake_of
+from farandole.checks.replica_causes import (
+    Differences,
+    EarlierDifference,
+    difference_of,
+    mistake_of,
+)
 from farandole.checks.replica_votes import Votes, votes_of
 from farandole.checks.reporting import warn
 from farandole.core.api.objects import allgather_object, broadcast_object
@@ -161,7 +166,8 @@ class ReplicaRepair:
             {
                 **earlier,
                 **{
-                    facts[rank].process: Earlier(number, each) for rank, each in differences.items()
+                    facts[rank].process: EarlierDifference(number, each)
+                    for rank, each in differences.items()
                 },
             },
         )
@@ -196,7 +202,7 @@ class _Memory(NamedTuple):
 
     comparison: int = 0
     were_equal: bool = False
-    earlier: Mapping[int, Earlier] = {}
+    earlier: Mapping[int, EarlierDifference] = {}
 
 
 class _Facts(NamedTuple):

@@ -171,7 +171,7 @@ class State:
         """
         if not context.is_between_steps():
             return
-        if not self._commits:  # all ranks of a commit are in it
+        if context.takes_part() and not self._commits:  # all ranks of a commit are in it
             context.announce_check()
         if context.commits_alone():
             if context.has_to_leave() or not self._messages.empty():
