@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,6 +126,15 @@ def imports(source: str) -> Iterator[Import]:
     """Full names of what is imported: ``from a import b`` gives ``a.b``. ``import_module("a.b")``
     counts.
     """
+    return iter(_imports(source))
+
+
+@cache  # several tests look at each file
+def _imports(source: str) -> tuple[Import, ...]:
+    return tuple(_found_imports(source))
+
+
+def _found_imports(source: str) -> Iterator[Import]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name) for alias in node.names)
@@ -135,8 +145,8 @@ def imports(source: str) -> Iterator[Import]:
             yield from (Import(node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith("import_module")
             and node.args
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module"
         ):
             target = node.args[0]
             if isinstance(target, ast.Constant):

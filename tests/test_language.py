@@ -35,6 +35,7 @@ WORDS = {
     r"what (?:was|were|is|are|has been) \w+(?:ed|en|wn)\b": "the reduced gradients, the known names",
     r"without a word": "silently",
 }
+ANY = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.I)
 # Words that begin a docstring and are no verb and no noun.
 BEGINNINGS = re.compile(
     r"(?:Of|Those|That|By|Is|Are|Was|Were|Does|Do|Did|Has|Have|Had|Can|May|Must|Will|Which|Who|Whom"
@@ -53,6 +54,8 @@ def faults_in(text: str) -> Iterator[tuple[str, str]]:
     out.
     """
     prose = re.sub(r"``.*?``|`[^`\n]*`", "x", text, flags=re.S)
+    if not ANY.search(prose):  # nearly always
+        return
     for pattern, instead in WORDS.items():
         for found in re.finditer(rf"\b(?:{pattern})\b", prose, re.I):
             yield found[0], instead

@@ -10,6 +10,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,12 +32,14 @@ class Broken(NamedTuple):
     size: int
 
 
+@cache
 def sources() -> list[Path]:
     """Every Python file that is kept: the package, its tests, benchmarks and examples."""
     folders = ("src", "compat", "compat-azureml", "tests", "benchmarks", "examples")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
