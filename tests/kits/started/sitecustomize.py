@@ -1,9 +1,11 @@
-"""Let PyTorch's optimizers work without torch.compile, in every Python process that tests start.
+"""Lighten the imports of PyTorch, Keras and TensorFlow, in every Python process that tests start.
 
-The first optimizer of a process imports torch._dynamo, and sympy with it, only to exclude itself
-from compilation: 1.3 s of CPU in each rank of each job, half of what a rank of a test costs.
-Nothing is compiled before a program has imported torch._dynamo, as torch.compile does; from then
-on PyTorch's own functions are called.
+The first optimizer of PyTorch in a process imports torch._dynamo, and sympy with it, only to
+exclude itself from compilation: 1.3 s of CPU in each rank of each job, half of what a rank of a
+test costs. Nothing is compiled before a program imports torch._dynamo, as torch.compile does; from
+then on PyTorch's own functions are called.
+
+Keras and TensorFlow import optional packages for a few functions that no test uses: 2 s of 5.
 """
 
 import sys
@@ -57,26 +59,68 @@ def _defer_graph_breaks(module):
 
 
 _CHANGES = {"torch._compile": _defer_exclusion, "torch.optim.optimizer": _defer_graph_breaks}
+# Modules and the optional package of each: DataFrames in fit(), wrappers for scikit-learn, drawings,
+# functions of JAX for mobile phones and in checkpoints of Orbax.
+_OPTIONAL = {
+    "keras.src.wrappers.fixes": "sklearn",
+    "keras.src.wrappers.sklearn_wrapper": "sklearn",
+    "keras.src.trainers.data_adapters.array_slicing": "pandas",
+    "tf_keras.src.engine.data_adapter": "pandas",
+    "keras.src.visualization.plot_image_gallery": "matplotlib",
+    "keras.src.visualization.plot_bounding_box_gallery": "matplotlib",
+    "keras.src.callbacks.orbax_checkpoint": "jax",
+    "tensorflow.lite.python.util": "jax",
+}
+# They import torch._dynamo for its function disable().
+_EXCLUDING = ("keras.src.backend.torch.image", "keras.src.backend.torch.random")
+
+
+class _Exclusion:
+    """``torch._dynamo`` before it is imported: PyTorch's own functions are marked like this."""
+
+    @staticmethod
+    def disable(function=None, recursive=True):
+        from torch import _disable_dynamo
+
+        return _disable_dynamo(function, recursive)
 
 
 class _Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name not in _CHANGES:
+        if name not in _CHANGES and name not in _OPTIONAL and name not in _EXCLUDING:
             return None
         from importlib.machinery import PathFinder
 
-        change, spec = _CHANGES.pop(name), PathFinder.find_spec(name, path, target)
+        spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_change(module):
-            execute(module)
-            change(module)
+        def execute_lightly(module):
+            if name in _CHANGES:
+                execute(module)
+                _CHANGES[name](module)
+            elif name in _OPTIONAL:
+                _execute_with(_OPTIONAL[name], None, execute, module)
+            else:
+                _execute_with("torch._dynamo", _Exclusion, execute, module)
 
-        spec.loader.exec_module = execute_and_change
+        spec.loader.exec_module = execute_lightly
         return spec
+
+
+def _execute_with(package, instead, execute, module):
+    """Execute ``module`` with ``instead`` in the place of a package, unless that is imported."""
+    if package in sys.modules:
+        execute(module)
+        return
+    sys.modules[package] = instead
+    try:
+        execute(module)
+    finally:
+        if sys.modules.get(package) is instead:
+            del sys.modules[package]
 
 
 sys.meta_path.insert(0, _Finder)
