@@ -17,10 +17,13 @@ import numpy as np
 
 from farandole.base.types import DType, ReduceOp
 from farandole.checks.exchange import reduce
+from farandole.core import kernels
 from farandole.job import context
 from farandole.job.report import keys
 
 WINDOW = 10  # commits
+# Commits after a change of the ranks in which no rank is a straggler, without epochs and with them.
+WARM_UP, LONG_WARM_UP = 100, 1000
 WINDOWS = 3  # in a row, in which one rank is the slowest by the factor
 
 
@@ -53,35 +56,81 @@ class StragglerSeries:
         return rank >= 0 and self._count == WINDOWS
 
 
+class CommitTimes:
+    """The times for which a rank computes between its commits. Pure.
+
+    The shortest time of a window is the time of a rank without interruptions. A slow host is slow
+    in each step. Evaluations and checkpoints on one rank, and a stall of a loader, make only some
+    steps longer. An interval in which an epoch ends does not count.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float, int | None] | None = None
+        self._first_epoch: int | None = None
+        self._commits = 0
+        self._shortest = 0.0
+
+    def add(self, now: float, waited: float, epoch: int | None) -> None:
+        """Add a commit.
+
+        ``now``: its time in seconds. ``waited``: the seconds for which the rank has waited for
+        others so far. ``epoch``: the epoch of the state; None if it has none.
+        """
+        last, self._last = self._last, (now, waited, epoch)
+        self._commits += 1
+        if last is None:
+            self._first_epoch = epoch
+        elif epoch == last[2]:
+            own = max(now - last[0] - (waited - last[1]), 1e-9)
+            self._shortest = min(own, self._shortest or own)
+
+    def end_window(self) -> float:
+        """Return the shortest time since the last call, in seconds; 0 if there is none."""
+        found, self._shortest = self._shortest, 0.0
+        return found
+
+    @property
+    def is_warm(self) -> bool:
+        """True after the first epoch, in which ranks compile and fill their caches, or after
+        ``LONG_WARM_UP`` commits; after ``WARM_UP`` commits without epochs.
+        """
+        epoch = self._last[2] if self._last is not None else None
+        if epoch is None:
+            return self._commits > WARM_UP
+        return epoch != self._first_epoch or self._commits > LONG_WARM_UP
+
+
 class StragglerCheck:
     """The windows of one state. ``factor``: see ``straggler_of``."""
 
     def __init__(self, state: object, factor: float) -> None:
-        self._factor = factor
+        self._state, self._factor = state, factor
         self.reset()
 
     def reset(self) -> None:
         """Start again with new ranks."""
-        self._series = StragglerSeries()
-        self._began: tuple[float, float] | None = None  # the time, and the seconds waited so far
+        self._series, self._times = StragglerSeries(), CommitTimes()
 
     def before_save(self) -> None:
         """Take no action: windows end after a commit."""
 
     def after_save(self) -> None:
         """Compare the ranks at the end of a window. Collective."""
+        engine, epoch = context.engine(), getattr(self._state, "epoch", None)
+        self._times.add(time.monotonic(), engine.waited, epoch if type(epoch) is int else None)
         if (context.commits() + 1) % WINDOW:
             return
-        engine, before = context.engine(), self._began
-        now = self._began = time.monotonic(), engine.waited
         table = np.zeros(engine.size)
-        if before is not None:
-            own = now[0] - before[0] - (now[1] - before[1])
-            table[engine.rank] = max(own / WINDOW, 1e-9)
+        table[engine.rank] = self._times.end_window() / self._shares(engine.rank, engine.size)
         reduce(engine, "elastic.stragglers", table, DType.FLOAT64, ReduceOp.SUM)
-        rank = straggler_of(table.tolist(), self._factor)
+        rank = straggler_of(table.tolist(), self._factor) if self._times.is_warm else -1
         if self._series.add(rank) and context.rank() == 0:
             self._report(rank, table.tolist())
+
+    @staticmethod
+    def _shares(rank: int, size: int) -> int:
+        """Return the number of this rank's shares of a fixed global batch; 1 without one."""
+        return kernels.shares(context.shares(), size)[rank] if context.shares() else 1
 
     def _report(self, rank: int, seconds: Sequence[float]) -> None:
         client = context.store()

@@ -218,6 +218,6 @@ def test_a_host_with_a_straggler_is_left_out() -> None:
     results, said = run_job(dawdle, (), hosts, np=2, every=0, factor=3.0)
     ((host, steps),) = results
     assert host == "localhost"
-    assert steps > 30
+    assert steps > 100
     assert "127.0.0.1" in said
     assert "rank 1" in said
