@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from farandole.base.log import logger
 from farandole.core.api.objects import allgather_object
-from farandole.job import context
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -58,14 +56,3 @@ def objection(first: Facts, others: Sequence[Facts]) -> str:
             "some kernels on GPUs are not deterministic: torch.use_deterministic_algorithms(True)"
         )
     return ""
-
-
-def report(total: int, reason: str) -> None:
-    """Log the job's guarantee, on rank 0."""
-    if context.rank():
-        return
-    sums = f"the global batch is {total} share{'s' if total > 1 else ''} for any number of ranks"
-    if reason:
-        logger.warning("%s, and the weights are the same up to rounding, because %s", sums, reason)
-    else:
-        logger.warning("%s, and the weights are the same in all bits", sums)

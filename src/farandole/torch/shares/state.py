@@ -14,6 +14,7 @@ from farandole.job.report import training_progress
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.shares.blocks import Shares, block
 from farandole.strategies.shares.exchange import StepPlace, completed
+from farandole.strategies.shares.guarantee import report
 from farandole.strategies.shares.streams import seed_generators, stream
 from farandole.strategies.shares.tree import Node, TreeSum
 from farandole.torch import loss_scale
@@ -204,7 +205,7 @@ class ShareState:
         context.skip_exchange_check()  # gradients travel as bytes
         facts, reason = guarantee.agreed(guarantee.facts_of(parameters), self._facts)
         if reason != self._reason:
-            guarantee.report(self.shares.total, reason)
+            report(self.shares.total, reason)
         self._facts, self._reason, self._agreed = facts, reason, True
 
     # Calls by the optimizer.
