@@ -14,10 +14,11 @@ import numpy as np
 from farandole.checks.reporting import warn_once
 from farandole.core.api.documented import documented
 from farandole.core.api.ops import WORLD
-from farandole.data import DistributedSampler
+from farandole.data import DistributedSampler, ElasticSampler
 from farandole.errors import counted
 from farandole.job.context import ProcessSet
 from farandole.keras.checks import uneven_shuffle
+from farandole.strategies.shares import Shares
 
 _SAMPLE = 256  # rows compared to tell data sets apart
 
@@ -146,18 +147,37 @@ class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._whole.on_epoch_end()
 
 
-def remaining_of_loader(loader: Any, epoch: int, done: int, rank: int, size: int) -> Any:
+def remaining_of_loader(loader: Any, epoch: int, done: int, place: Shares, full: bool) -> Any:
     """Return a DataLoader with this rank's samples of ``epoch`` after the first ``done``, and then
     of the following epochs.
 
-    Raises ValueError for a loader whose order is not known.
+    ``place``: the rank's shares of each step. ``full``: whether the job has a fixed global batch,
+    whose batches are full. Raises ValueError for a loader whose order is not known.
     """
-    return _part_of_loader(loader, rank, size, even=True, epoch=epoch, done=done)
+    sampler: Any
+    if full:
+        sampler = _FullEpochs(
+            loader.dataset, shuffle=_is_shuffled(loader), batch_size=loader.batch_size
+        )
+    else:
+        sampler = _epochs(loader, place.begin, place.total)
+    sampler.load_state_dict({"epoch": epoch, "processed_num": done})
+    return _with_sampler(loader, sampler, loader.batch_size * place.held)
 
 
-def _part_of_loader(
-    loader: Any, rank: int, size: int, even: bool, epoch: int = 0, done: int = 0
-) -> Any:
+def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
+    if even:
+        return _with_sampler(loader, _epochs(loader, rank, size), loader.batch_size)
+    _is_shuffled(loader)
+    return _with_sampler(loader, range(rank, len(loader.dataset), size), loader.batch_size)
+
+
+def _epochs(loader: Any, rank: int, size: int) -> _Epochs:
+    return _Epochs(loader.dataset, size, rank, shuffle=_is_shuffled(loader))
+
+
+def _is_shuffled(loader: Any) -> bool:
+    """Return whether the loader shuffles. Raises ValueError for a loader with another order."""
     kind = type(loader.sampler).__name__
     shuffle = kind == "RandomSampler"
     drawn = shuffle and (
@@ -169,14 +189,13 @@ def _part_of_loader(
             f"a DataLoader with its own {kind}{how} cannot be divided among ranks. Use"
             " farandole.data.DistributedSampler as its sampler, without shard"
         )
-    if even:
-        sampler: Any = _Epochs(loader.dataset, size, rank, shuffle=shuffle)
-        sampler.load_state_dict({"epoch": epoch, "processed_num": done})
-    else:
-        sampler = range(rank, len(loader.dataset), size)
+    return shuffle
+
+
+def _with_sampler(loader: Any, sampler: Any, batch_size: int) -> Any:
     return type(loader)(
         loader.dataset,
-        batch_size=loader.batch_size,
+        batch_size=batch_size,
         sampler=sampler,
         **{name: getattr(loader, name) for name in _OF_LOADER if hasattr(loader, name)},
     )
@@ -203,6 +222,14 @@ class _Epochs(DistributedSampler):
     """A sampler that counts each iteration as a new epoch, because ``fit`` does not report epochs
     to samplers.
     """
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+
+class _FullEpochs(ElasticSampler):
+    """A sampler of a fixed global batch that counts each iteration as a new epoch."""
 
     def __iter__(self) -> Iterator[int]:
         yield from super().__iter__()

@@ -55,6 +55,7 @@ from farandole.keras.epochs import (
     Training,
 )
 from farandole.keras.files import path_of, written_once
+from farandole.keras.global_batch import check_weighed, weigh, weighing
 from farandole.keras.optimizer import (
     distributed_in,
     exchanged_outside,
@@ -65,6 +66,7 @@ from farandole.keras.optimizer import (
 from farandole.keras.pooling import root_of
 from farandole.keras.recording import TrainingRecorder, recorders
 from farandole.keras.reducer import KerasReducer, backend
+from farandole.strategies.shares import block
 
 
 def install() -> None:
@@ -95,7 +97,7 @@ def _wrapped(original: Any, wrapper: Any) -> Any:
 
 
 def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if context.keeps_commits() and not context.object_names().is_within:
+    if (context.keeps_commits() or context.shares()) and not context.object_names().is_within:
         # imported here because most jobs have a fixed size
         from farandole.keras.elastic_fit.keras_3 import continues
 
@@ -128,7 +130,6 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _elastic_fit(bound: inspect.BoundArguments, original: Any) -> Any:
-    from farandole.keras.elastic_fit.data import Place
     from farandole.keras.elastic_fit.keras_3 import elastic_fit
 
     arguments, users = bound.arguments, flat(bound.arguments.get("callbacks"))
@@ -139,7 +140,8 @@ def _elastic_fit(bound: inspect.BoundArguments, original: Any) -> Any:
     validation = arguments.get("validation_data")
 
     def attempt() -> None:
-        place = Place(context.rank(), context.size())
+        place = block(context.rank(), context.size(), context.shares() or context.size())
+        weigh(model, place)
         if not together(model):
             fit.train(place, last=_recorders(bound, users))
             return
@@ -148,7 +150,8 @@ def _elastic_fit(bound: inspect.BoundArguments, original: Any) -> Any:
             sharded_validation(arguments, process_set_of(model))
         _exchanging(bound, users, gradients, given, functools.partial(fit.train, place))
 
-    return fit.run(attempt)
+    with weighing(model):
+        return fit.run(attempt)
 
 
 def _exchanging(
@@ -336,6 +339,7 @@ def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    check_weighed(self)
     if keras.backend.backend() != "tensorflow" or not self.jit_compile or not reducers_of(self):
         return original(self, *args, **kwargs)
     if not together(self) and not context.is_elastic():  # other ranks may come

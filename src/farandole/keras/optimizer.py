@@ -101,6 +101,7 @@ def DistributedOptimizer(
         strategy=strategy,
         codec=codec,
         ops=LINEAR,
+        by_shares=True,
     )
     if keras_of(optimizer) == "tf_keras":
         raise ValueError(

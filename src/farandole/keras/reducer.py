@@ -14,11 +14,13 @@ import keras
 import numpy as np
 
 from farandole.base.exchange_names import KERAS_LISTS, exchange_name
+from farandole.base.types import ReduceOp
 from farandole.job import context
 from farandole.job.context import ProcessSet
 from farandole.keras.checks import KerasReplica
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
+from farandole.keras.share_weight import ShareWeight
 from farandole.strategies.codecs import codec, state_label
 from farandole.strategies.flat_layout import numbered
 from farandole.strategies.inner_optimizer import InnerOptimizer
@@ -41,6 +43,10 @@ class KerasReducer:
 
     def __init__(self, options: GradientOptions, shard: bool) -> None:
         self.process_set, self.shard = options.process_set, shard
+        # In a job with a fixed global batch, ranks with more shares count more.
+        self.share_weight = ShareWeight(options) if context.shares() else None
+        if self.share_weight is not None:
+            options = options._replace(op=ReduceOp.SUM)
         # Results are multiplied by this factor, because Keras divides accumulated gradients by the
         # number of passes.
         self.factor = 1.0 if options.average_passes else float(options.passes)
@@ -61,6 +67,7 @@ class KerasReducer:
             )
         )
         self._applying = False
+        self._name = context.object_names().next() if context.is_elastic() else ""
         # whether the codec keeps a state, such as residuals
         self._keeps = bool(state_label(codec(options.codec)))
         # A codec gets the sum over all passes, because the votes and thresholds of some codecs
@@ -140,8 +147,9 @@ class KerasReducer:
         variables = [self.variables[number] for number in common]
         names = self._names(optimizer, variables)
         shared = [grads[number] for number in common]
-        if self._before != 1.0:
-            shared = [keras.ops.multiply(grad, self._before) for grad in shared]
+        before = self._before * (1.0 if self.share_weight is None else self.share_weight.value())
+        if before != 1.0:
+            shared = [keras.ops.multiply(grad, before) for grad in shared]
         reduced = self._reduced(optimizer, shared, names, variables)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
@@ -267,13 +275,15 @@ class KerasReducer:
 
     def _open(self) -> GradientListReducer:
         """Return the reducer for this job. Ranks agree on its name because their optimizers step in
-        the same order.
+        the same order; in an elastic job, because they are created in the same order: after a
+        change of ranks some ranks use compiled steps, and others compile theirs.
         """
         engine = context.engine(self.process_set)
-        if self._list is None or self._list[0] is not engine:
+        if self._list is None or (self._list[0] is not engine and not self._name):
             after = self._options.postscale * self.factor / self._before
             options = self._options._replace(postscale=after)
-            name = exchange_name(KERAS_LISTS, engine.numbers.next_optimizer())
+            number = self._name or engine.numbers.next_optimizer()
+            name = exchange_name(KERAS_LISTS, number)
             made = GradientListReducer(name, options)
             made.codec_context.describe(self.inner)
             self._list = engine, made

@@ -2,14 +2,18 @@
 
 Progress within an epoch is one number, ``done``: rows or elements of the whole data if ``fit``
 divides the data among the ranks (``shard=True``), and this rank's batches otherwise. Divided data
-has one order for any set of ranks: the items after ``done`` are distributed to the present ranks in
-turn.
+has one order for any set of ranks: the items after ``done`` are distributed to the shares of a
+global batch in turn. Usually each present rank has one share. If the global batch is fixed, it
+has as many shares for any number of ranks, all of its batches are full, and the batch of a rank
+consists of all of its shares.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +21,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from farandole.data import Permutation
+from farandole.errors import SettingsError
+from farandole.keras.elastic_fit.joining import rows_of
+from farandole.strategies.shares import Shares
 
 _BATCH = 32  # rows, the default of ``fit`` for arrays
 
@@ -24,23 +31,28 @@ _BATCH = 32  # rows, the default of ``fit`` for arrays
 class ChosenBatches:
     """The batches of data with the given numbers, in this order. The base of such data for one
     version of Keras.
+
+    With ``join``, ``held`` successive ones are joined to one batch.
     """
 
     _whole: Any
     _numbers: Sequence[int]
+    _held = 1
+    _join: Callable[[Sequence[Any]], Any] | None = None
+
+    def joined(self, held: int, join: Callable[[Sequence[Any]], Any]) -> ChosenBatches:
+        """Join ``held`` successive batches to one from now on."""
+        self._held, self._join = held, join
+        return self
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._numbers) // self._held
 
     def __getitem__(self, index: int) -> Any:
-        return self._whole[self._numbers[index]]
-
-
-class Place(NamedTuple):
-    """The rank's index among the ranks that share the data, and their number."""
-
-    rank: int = 0
-    size: int = 1
+        if self._join is None:
+            return self._whole[self._numbers[index]]
+        numbers = self._numbers[index * self._held : (index + 1) * self._held]
+        return self._join([self._whole[number] for number in numbers])
 
 
 class Part(NamedTuple):
@@ -59,10 +71,13 @@ class Part(NamedTuple):
 class Source(Protocol):
     """The data of a ``fit`` over several memberships."""
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
-        """Return the rest of ``epoch`` for this rank, after ``done`` and ``batch`` steps."""
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
+        """Return the rest of ``epoch`` for this rank, after ``done`` and ``batch`` steps.
 
-    def after(self, done: int, batches: int, place: Place) -> int:
+        ``place``: the rank's shares of each step.
+        """
+
+    def after(self, done: int, batches: int, place: Shares) -> int:
         """Return ``done`` after ``batches`` further steps of every rank."""
 
     def next_epoch(self, done: int) -> int:
@@ -84,8 +99,9 @@ class Tools(NamedTuple):
     - ``length``: The batches of such data; None if it has no end.
     - ``subset``: ``subset(data, indices)`` returns the batches with these numbers as such data.
     - ``shard``: ``shard(data, rank, size)`` divides a ``tf.data.Dataset``.
-    - ``loader``: ``loader(data, epoch, done, rank, size)`` divides the remaining data of a
-      DataLoader.
+    - ``loader``: ``loader(data, epoch, done, place, full)`` divides the rest of a DataLoader;
+      ``full``: into full global batches.
+    - ``join``: ``join(batches, rows)`` returns batches as one, each with this many rows.
     """
 
     flatten: Callable[[Any], list[Any]]
@@ -96,17 +112,21 @@ class Tools(NamedTuple):
     subset: Callable[[Any, Any], Any]
     shard: Callable[[Any, int, int], Any]
     loader: Callable[..., Any] | None = None
+    join: Callable[..., Any] | None = None
 
 
-def source_of(arguments: Mapping[str, Any], divided: bool, seed: int, tools: Tools) -> Source:
+def source_of(
+    arguments: Mapping[str, Any], divided: bool, seed: int, tools: Tools, *, full: bool = False
+) -> Source:
     """Return the data among the arguments of ``fit``.
 
     ``divided``: whether all ranks pass the same data, to be divided. ``seed``: the seed of the
-    order; equal on all ranks if ``divided``.
+    order; equal on all ranks if ``divided``. ``full``: whether the global batch is fixed, and all
+    batches are full.
     """
     x = arguments.get("x")
     divided = divided and not getattr(x, "sharded", False)
-    given = _Given(arguments, divided, seed, tools)
+    given = _Given(arguments, divided, seed, tools, full)
     if isinstance(x, tools.sequence):
         return Batches(given) if tools.length(x) is not None else Stream(given)
     if hasattr(x, "element_spec"):
@@ -123,6 +143,7 @@ class _Given(NamedTuple):
     divided: bool
     seed: int
     tools: Tools
+    full: bool
 
     @property
     def steps(self) -> int | None:
@@ -133,8 +154,12 @@ class _Given(NamedTuple):
         shuffled = self.arguments.get("shuffle", True)
         return Permutation(length, self.seed, epoch) if shuffled else lambda places: places
 
-    def place(self, place: Place) -> Place:
-        return place if self.divided else Place()
+    def place(self, place: Shares) -> Shares:
+        return place if self.divided else Shares(1, 0, 1)
+
+    def joining(self, rows: int) -> Callable[[Sequence[Any]], Any]:
+        assert self.tools.join is not None
+        return functools.partial(self.tools.join, rows=rows)
 
 
 class _Repeated:
@@ -147,11 +172,12 @@ class _Repeated:
         """Keep everything: the next epoch needs it."""
 
 
-def _positions(left: int, done: int, count: int, place: Place) -> Any:
-    """Return this rank's positions among the ``left`` ones after ``done``; the first are repeated
-    if they do not divide evenly.
+def _positions(done: int, count: int, length: int, place: Shares) -> Any:
+    """Return ``count`` positions after ``done`` for each of this rank's shares, in the order of the
+    global batches. The first ones of all ``length`` are repeated if they do not divide evenly.
     """
-    return done + (np.arange(count) * place.size + place.rank) % left
+    dealt = np.arange(count)[:, None] * place.total + np.arange(place.begin, place.end)
+    return (done + dealt.reshape(-1)) % length
 
 
 class Rows(_Repeated):
@@ -164,21 +190,25 @@ class Rows(_Repeated):
         self._length = next(int(leaf.shape[0]) for leaf in leaves if hasattr(leaf, "shape"))
         self._batch = int(given.arguments.get("batch_size") or _BATCH)
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
-        place, left = self._given.place(place), self._length - self._rows(done)
-        count = -(-left // place.size)
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
+        place, first = self._given.place(place), self._rows(done)
+        count = -(-(self._length - first) // place.total)  # rows of a share
+        if self._given.full:
+            count = -(-count // self._batch) * self._batch
         if self._given.steps is not None:
             count = min(count, (self._given.steps - batch) * self._batch)
-        positions = _positions(left, self._rows(done), count, place)
+        positions = _positions(first, count, self._length, place)
         rows = self._given.order(epoch, self._length)(positions)
         arguments = {name: self._taken(name, rows) for name in self._names}
         arguments.update(shuffle=False, steps_per_epoch=None)
+        if place.held > 1:
+            arguments["batch_size"] = self._batch * place.held
         return Part(arguments, -(-count // self._batch))
 
-    def after(self, done: int, batches: int, place: Place) -> int:
+    def after(self, done: int, batches: int, place: Shares) -> int:
         if not self._given.divided:
             return done + batches
-        return min(done + batches * self._batch * place.size, self._length)
+        return min(done + batches * self._batch * place.total, self._length)
 
     def sample(self) -> Any:
         rows = np.arange(min(self._batch, self._length))
@@ -202,22 +232,25 @@ class Batches(_Repeated):
         self._given, self._whole = given, given.arguments["x"]
         self._length = int(given.tools.length(self._whole) or 0)
         self._ended = int(given.arguments.get("initial_epoch") or 0)
+        self._rows = rows_of(self._whole[0], given.tools.flatten) if given.full else 0
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
         while self._ended < epoch:  # data may shuffle itself here, also on a new rank
             self._whole.on_epoch_end()
             self._ended += 1
         place, done = self._given.place(place), min(done, self._length - 1)
-        left = self._length - done
-        count = -(-left // place.size)
+        count = -(-(self._length - done) // place.total)
         if self._given.steps is not None:
             count = min(count, self._given.steps - batch)
-        numbers = self._given.order(epoch, self._length)(_positions(left, done, count, place))
+        positions = _positions(done, count, self._length, place)
+        numbers = self._given.order(epoch, self._length)(positions)
         data = self._given.tools.subset(self._whole, [int(number) for number in numbers])
+        if self._given.full:
+            data.joined(place.held, self._given.joining(self._rows))
         return Part({"x": data, "shuffle": False, "steps_per_epoch": None}, count)
 
-    def after(self, done: int, batches: int, place: Place) -> int:
-        return min(done + batches * self._given.place(place).size, self._length)
+    def after(self, done: int, batches: int, place: Shares) -> int:
+        return min(done + batches * self._given.place(place).total, self._length)
 
     def sample(self) -> Any:
         return self._whole[0]
@@ -232,10 +265,12 @@ class Dataset(_Repeated):
     def __init__(self, given: _Given) -> None:
         self._given, self._data = given, given.arguments["x"]
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
         place, steps = self._given.place(place), self._given.steps
+        if self._given.full:
+            return self._full_part(done, batch, place)
         data = self._data.skip(done) if done else self._data
-        data = self._given.tools.shard(data, *place) if place.size > 1 else data
+        data = self._given.tools.shard(data, place.begin, place.total) if place.total > 1 else data
         if batch == 0:
             count = int(data.cardinality())
             return Part({"x": data}, steps or (count if count >= 0 else None), whole=True)
@@ -244,11 +279,57 @@ class Dataset(_Repeated):
         count = int(data.cardinality())
         return Part({"x": data}, count if count >= 0 else None)
 
-    def after(self, done: int, batches: int, place: Place) -> int:
-        return done + batches * self._given.place(place).size
+    def after(self, done: int, batches: int, place: Shares) -> int:
+        return done + batches * self._given.place(place).total
 
     def next_epoch(self, done: int) -> int:
         return 0 if self._given.steps is None else done
+
+    def _full_part(self, done: int, batch: int, place: Shares) -> Part:
+        """Return the rest of the data in global batches of equal size. They are cut before others
+        are skipped, because batches of the data may be smaller than the first.
+        """
+        steps, data = self._given.steps, self._data
+        count, begin, end = steps, place.begin * self._rows, place.end * self._rows
+        if count is None:
+            count, data = -(-self._cardinality() // place.total), data.repeat()
+        data = data.rebatch(place.total * self._rows, drop_remainder=True)
+        data = data.skip(done // place.total).map(self._slice_of(begin, end))
+        if steps is None:
+            # of the package that the data comes from
+            experimental: Any = sys.modules["tensorflow"].data.experimental
+            data = data.take(count - batch)
+            data = data.apply(experimental.assert_cardinality(count - batch))
+            return Part({"x": data}, count - batch, whole=batch == 0)
+        if batch == 0:
+            return Part({"x": data}, steps, whole=True)
+        return Part({"x": data, "steps_per_epoch": steps - batch}, steps - batch)
+
+    def _slice_of(self, begin: int, end: int) -> Callable[..., Any]:
+        def sliced(*element: Any) -> Any:
+            found = self._given.tools.map(lambda leaf: leaf[begin:end], element)
+            return found[0] if len(found) == 1 else found
+
+        return sliced
+
+    def _cardinality(self) -> int:
+        count = int(self._data.cardinality())
+        if count < 0:
+            raise SettingsError(
+                "the number of elements of the tf.data.Dataset is unknown, and with"
+                " --fixed-global-batch all ranks need it: give steps_per_epoch, or use"
+                " dataset.apply(tf.data.experimental.assert_cardinality(count))"
+            )
+        return count
+
+    @functools.cached_property
+    def _rows(self) -> int:
+        """The rows of a share: as many as the first batch has."""
+        shapes = [spec.shape for spec in self._given.tools.flatten(self._data.element_spec)]
+        known = [shape[0] for shape in shapes if shape.rank]
+        if known and known[0]:
+            return int(known[0])
+        return rows_of(self.sample(), self._given.tools.flatten)
 
     def sample(self) -> Any:
         return next(iter(self._data))
@@ -261,11 +342,11 @@ class Loader(_Repeated):
         self._given, self._data = given, given.arguments["x"]
         self._length = len(self._data) if not given.divided else len(self._data.dataset)
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
         deal = self._given.tools.loader
         done = min(done, self._length - 1)
         if self._given.divided and deal is not None:
-            data = deal(self._data, epoch, done, *place)
+            data = deal(self._data, epoch, done, place, self._given.full)
             return Part({"x": data}, len(data), whole=batch == 0)
         if done == 0:
             return Part({"x": self._data}, self._length, whole=True)
@@ -274,8 +355,8 @@ class Loader(_Repeated):
         rest = itertools.islice(iter(self._data), done, None)
         return Part({"x": (each for each in rest), "steps_per_epoch": steps}, steps)
 
-    def after(self, done: int, batches: int, place: Place) -> int:
-        size = self._data.batch_size * place.size if self._given.divided else 1
+    def after(self, done: int, batches: int, place: Shares) -> int:
+        size = self._data.batch_size * place.total if self._given.divided else 1
         return min(done + batches * size, self._length)
 
     def sample(self) -> Any:
@@ -292,20 +373,26 @@ class Stream:
         self._given, self._data = given, given.arguments["x"]
         self._kept: collections.deque[Any] = collections.deque()
         self._first = 0  # the number of the first element kept
+        self._rows = 0  # of a share
         self._lock = threading.Lock()  # TensorFlow reads in a separate thread
 
-    def part(self, epoch: int, done: int, batch: int, place: Place) -> Part:
+    def part(self, epoch: int, done: int, batch: int, place: Shares) -> Part:
         place, steps = self._given.place(place), self._given.steps
+        if self._given.full:
+            self._rows = self._rows or rows_of(self.sample(), self._given.tools.flatten)
         self.forget(done)
-        data = self._elements(done + place.rank, place.size)
+        if self._given.full:
+            data = self._joined(done, place)
+        else:
+            data = self._elements(done + place.begin, place.total)
         if batch == 0 or steps is None:
             return Part({"x": data}, steps, whole=True)
         data = itertools.islice(data, steps - batch)
         data = (each for each in data)  # Keras requires a generator
         return Part({"x": data, "steps_per_epoch": steps - batch}, steps - batch)
 
-    def after(self, done: int, batches: int, place: Place) -> int:
-        return done + batches * self._given.place(place).size
+    def after(self, done: int, batches: int, place: Shares) -> int:
+        return done + batches * self._given.place(place).total
 
     def next_epoch(self, done: int) -> int:
         return done
@@ -321,6 +408,27 @@ class Stream:
                 return
             yield element
             number += step
+
+    def _joined(self, number: int, place: Shares) -> Iterator[Any]:
+        """Yield this rank's elements of each global batch as one. The last global batch is filled
+        with its own elements.
+        """
+        join = self._given.joining(self._rows)
+        while (count := self._count(number, place.total)) > 0:
+            yield join(
+                [self._element(number + share % count) for share in range(place.begin, place.end)]
+            )
+            number += place.total
+
+    def _count(self, number: int, total: int) -> int:
+        """Return how many of ``total`` elements from ``number`` on there are."""
+        if not isinstance(self._data, Iterator):
+            return total
+        try:
+            self._element(number + total - 1)
+        except StopIteration:
+            return self._first + len(self._kept) - number
+        return total
 
     def _element(self, number: int) -> Any:
         if not isinstance(self._data, Iterator):

@@ -13,8 +13,10 @@ from farandole.job.config import Connection
 from farandole.keras.data import remaining_of_loader, shard_dataset, split_validation
 from farandole.keras.elastic import KerasState
 from farandole.keras.elastic_fit.data import ChosenBatches, Source, Tools, source_of
+from farandole.keras.elastic_fit.joining import joined
 from farandole.keras.elastic_fit.loop import ElasticFit, Kit
 from farandole.keras.elastic_fit.progress import FitProgress
+from farandole.keras.global_batch import check_fit
 from farandole.keras.optimizer import innermost, reducers_of
 from farandole.keras.reducer import counter
 from farandole.keras.weights import has_weights, numpy_of
@@ -42,6 +44,16 @@ def _take(data: Any, rows: Any) -> Any:
     return data[rows] if isinstance(data, np.ndarray) else keras.ops.take(data, rows, axis=0)
 
 
+def _join(batches: Sequence[Any], rows: int) -> Any:
+    return joined(batches, rows, keras.tree.map_structure, _concatenate, _take)
+
+
+def _concatenate(leaves: Sequence[Any]) -> Any:
+    if any(keras.ops.is_tensor(leaf) for leaf in leaves):
+        return keras.ops.concatenate(leaves, axis=0)
+    return np.concatenate([np.asarray(leaf) for leaf in leaves])
+
+
 _TOOLS = Tools(
     keras.tree.flatten,
     keras.tree.map_structure,
@@ -51,6 +63,7 @@ _TOOLS = Tools(
     _Chosen,
     shard_dataset,
     remaining_of_loader,
+    _join,
 )
 
 
@@ -74,10 +87,10 @@ _KIT = Kit(
 
 def continues(model: Any) -> bool:
     """Return whether ``fit`` of this model continues automatically when ranks are lost or added, or
-    the job is started again: in an elastic job or with ``commit_dir``, with a distributed optimizer
-    over all ranks, outside of ``elastic.run``.
+    the job is started again: in an elastic job, with ``commit_dir`` or a fixed global batch, with a
+    distributed optimizer over all ranks, outside of ``elastic.run``.
     """
-    if not context.is_initialized() or not context.keeps_commits():
+    if not context.is_initialized() or not (context.keeps_commits() or context.shares()):
         return False
     reducers = [reducer for _, reducer in reducers_of(model)]
     return (
@@ -98,8 +111,10 @@ def elastic_fit(
     model = arguments["self"]
     split_validation(arguments)
     seed = 0 if divided else 1 + Connection.from_env().number(context.rank())
-    source = source_of(arguments, divided, seed, _TOOLS)
+    source = source_of(arguments, divided, seed, _TOOLS, full=bool(context.shares()))
     _build(model, source)
+    if context.shares():
+        check_fit(model, arguments, divided)
     epoch = int(arguments.get("initial_epoch", 0))
     state = FitState(model, epoch=epoch, batch=0, done=0, started=False, finished=False)
     fit = ElasticFit(_KIT, state, original, arguments, users, source)

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from farandole.core.api.elastic import run
 from farandole.core.api.objects import allgather_object, broadcast_object
+from farandole.job import context
 from farandole.keras.elastic_fit.csv_files import begin_within, follow_path
-from farandole.keras.elastic_fit.data import Part, Place, Source
+from farandole.keras.elastic_fit.data import Part, Source
 from farandole.keras.elastic_fit.progress import FitProgress, PassedError
+from farandole.strategies.shares import Shares
 
 _SHARE = 0.01  # of the time, for commits
 
@@ -71,7 +73,10 @@ class ElasticFit:
             attempt()
 
         try:
-            trained(self.state)
+            if context.keeps_commits():
+                trained(self.state)
+            else:
+                attempt()
         except PassedError as passed:
             self.history.history = passed.history
             self.history.epoch = list(range(max(map(len, passed.history.values()), default=0)))
@@ -81,11 +86,11 @@ class ElasticFit:
         self.state.complete(dict(self.history.history))
         return self.history
 
-    def train(self, place: Place, first: Sequence[Any] = (), last: Sequence[Any] = ()) -> None:
+    def train(self, place: Shares, first: Sequence[Any] = (), last: Sequence[Any] = ()) -> None:
         """Train from the state's position to the end, with the present ranks.
 
-        ``place``: this rank's among them. ``first``, ``last``: callbacks around the program's, for
-        these ranks only.
+        ``place``: this rank's shares of each step. ``first``, ``last``: callbacks around the
+        program's, for these ranks only.
         """
         state, arguments = self.state, self._arguments
         verbose = arguments.get("verbose", "auto")
@@ -211,7 +216,7 @@ class _Commits:
     of the time: after each step, if they are fast enough.
     """
 
-    def __init__(self, fit: ElasticFit, place: Place) -> None:
+    def __init__(self, fit: ElasticFit, place: Shares) -> None:
         super().__init__()
         self._fit, self._place = fit, place
         self._hooks: Any = None

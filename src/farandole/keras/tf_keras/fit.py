@@ -13,11 +13,12 @@ import tf_keras
 from farandole.core.api.ops import WORLD
 from farandole.job import context
 from farandole.job.config import Connection
-from farandole.keras.elastic_fit.data import ChosenBatches, Place, Source, Tools, source_of
+from farandole.keras.elastic_fit.data import ChosenBatches, Source, Tools, source_of
 from farandole.keras.elastic_fit.loop import ElasticFit, Kit
 from farandole.keras.elastic_fit.progress import FitProgress
 from farandole.keras.tf_keras.elastic import KerasState
 from farandole.keras.tf_keras.optimizer import optimizers_of, state_of
+from farandole.strategies.shares import block
 
 
 class FitState2(FitProgress, KerasState):
@@ -106,7 +107,7 @@ def _fit(original: Any, arguments: dict[str, Any]) -> Any:
 
     def attempt() -> None:
         vars(model).pop("_eval_data_handler", None)  # of a fit that was interrupted
-        fit.train(Place(context.rank(), context.size()))
+        fit.train(block(context.rank(), context.size(), context.size()))
 
     try:
         return fit.run(attempt)
