@@ -4,8 +4,6 @@ joins, and each epoch is complete.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import farandole
@@ -23,7 +21,7 @@ from tests.keras.elastic.training import (
 pytestmark = pytest.mark.slow
 
 
-def trained(folder: Path) -> Done:
+def trained() -> Done:
     import os
 
     import keras
@@ -43,7 +41,7 @@ def trained(folder: Path) -> Done:
     model.layers[0].kernel.assign(np.zeros((ROWS, 1)))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, shard=True)
     model.compile(optimizer, Total(reduction="sum"))
-    faults = faults_of(keras.callbacks.Callback, folder, hvd)
+    faults = faults_of(keras.callbacks.Callback, hvd)
     stopping = keras.callbacks.EarlyStopping("loss", patience=20, mode="max")
     after_first: list[int] = []
     note = keras.callbacks.LambdaCallback(
@@ -72,7 +70,7 @@ def trained(folder: Path) -> Done:
     )
 
 
-def trained_with_keras_2(folder: Path) -> Done:
+def trained_with_keras_2() -> Done:
     import os
 
     import numpy as np
@@ -90,7 +88,7 @@ def trained_with_keras_2(folder: Path) -> Done:
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     model.compile(optimizer, total)
-    faults = faults_of(keras.callbacks.Callback, folder, hvd)
+    faults = faults_of(keras.callbacks.Callback, hvd)
     stopping = keras.callbacks.EarlyStopping("loss", patience=20, mode="max")
     after_first: list[int] = []
     note = keras.callbacks.LambdaCallback(
@@ -119,15 +117,15 @@ def trained_with_keras_2(folder: Path) -> Done:
     )
 
 
-def test_fit_goes_on(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_goes_on(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    check(farandole.run(trained, (tmp_path,), np=3, min_np=2, max_np=3))
+    check(farandole.run(trained, np=3, min_np=2, max_np=3))
 
 
-def test_fit_of_keras_2_goes_on(tmp_path: Path) -> None:
+def test_fit_of_keras_2_goes_on() -> None:
     """With data that the program divides itself, or does not divide: every step counts once."""
     pytest.importorskip("tf_keras", reason="Keras 2 is not installed")
-    results = farandole.run(trained_with_keras_2, (tmp_path,), np=3, min_np=2, max_np=3)
+    results = farandole.run(trained_with_keras_2, np=3, min_np=2, max_np=3)
     check_ranks(results)
     falls = results[0].seen
     assert max(falls) - min(falls) <= 2 + 1e-3  # uniform initial weights
