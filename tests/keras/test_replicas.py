@@ -24,6 +24,15 @@ def _keras_3(_: int) -> int:
     check_state(state, ["kernel", "gamma", "momentum"])
     assert not [name for name in state.replicas() if "moving" in name]
     count = len(state.replicas())
+    layer = model.layers[0]
+    model.compile(
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=layer), "mse"
+    )
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+    names = hvd.elastic.KerasState(model).replicas()
+    assert [each.path for each in names.values()] == [
+        each.path for each in model.layers[1].trainable_weights
+    ]
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="local_sgd:4"), "mse"
     )

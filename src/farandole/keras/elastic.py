@@ -18,7 +18,13 @@ from farandole.keras.layer_state import states_of
 from farandole.keras.optimizer import all_optimizers_of, gradients_of, innermost, optimizers_of
 from farandole.keras.saved_variables import SavedVariables
 from farandole.keras.strategy_states import StrategyStates
-from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
+from farandole.keras.weights import (
+    broadcast_model,
+    broadcast_variables,
+    build_alike,
+    local_of,
+    numpy_of,
+)
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -89,13 +95,15 @@ class KerasState(SavedVariables):
         """Return the trained weights, and the variables of the optimizers; nothing if ranks
         exchange weights from time to time.
 
-        Statistics (BatchNormalization) are left out, because they differ between ranks.
+        Left out are values that differ between ranks: statistics (BatchNormalization), variables
+        that stay local to each rank, and then also the optimizers' variables.
         """
         optimizers = self._optimizers()
         if any(_exchanges_weights(each) for each in optimizers):
             return {}
-        found = list(self.model.trainable_weights)
-        for optimizer in optimizers:
+        own = {id(variable) for variable in local_of(self.model)}
+        found = [each for each in self.model.trainable_weights if id(each) not in own]
+        for optimizer in () if own else optimizers:
             found += optimizer.variables
         return {f"{number}.{each.path}": each for number, each in enumerate(found)}
 

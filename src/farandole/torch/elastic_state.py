@@ -18,7 +18,9 @@ from farandole.torch.optimizer import drop_gradients
 from farandole.torch.replica_tensors import (
     bytes_of,
     has_equal_weights,
+    is_sharded,
     optimizer_tensors,
+    parameters_of_sets,
     whole_digest_of,
 )
 from farandole.torch.shares.state import follow_models
@@ -212,9 +214,14 @@ class TorchState(ObjectState):
         if any(not has_equal_weights(value) for value in values.values()):
             return {}
         found: dict[str, Any] = {}
+        own = parameters_of_sets(values.values())
         for name, value in values.items():
             if isinstance(value, torch.nn.Module):
-                found |= {f"{name}.{key}": each for key, each in value.named_parameters()}
+                found |= {
+                    f"{name}.{key}": each
+                    for key, each in value.named_parameters()
+                    if id(each) not in own and not is_sharded(each)
+                }
             elif isinstance(value, torch.optim.Optimizer):
                 found |= optimizer_tensors(name, value)
         return {key: each.detach() for key, each in found.items() if each.numel()}

@@ -19,7 +19,7 @@ from farandole.keras.exchange import KerasExchange
 from farandole.keras.layer_state import share
 from farandole.keras.saved_variables import SavedVariables
 from farandole.keras.strategy_states import StrategyStates
-from farandole.keras.tf_keras.optimizer import all_optimizers_of, plain_class, state_of
+from farandole.keras.tf_keras.optimizer import all_optimizers_of, local_of, plain_class, state_of
 from farandole.keras.tf_keras.slots import (
     innermost,
     keys_of,
@@ -93,8 +93,9 @@ class KerasState(SavedVariables):
         states = [state_of(each) for each in optimizers]
         if any(each is not None and each.reducer.options.strategy for each in states):
             return {}
-        found = list(self.model.trainable_weights)
-        for optimizer in optimizers:
+        own = {id(variable) for optimizer in optimizers for variable in local_of(optimizer)}
+        found = [each for each in self.model.trainable_weights if id(each) not in own]
+        for optimizer in () if own else optimizers:
             found += state_variables(optimizer)
         return {f"{number}.{each.name}": each for number, each in enumerate(found)}
 
