@@ -45,7 +45,7 @@ def made(number: int, rate: str, delay: float = 0.0) -> Iterator[Sequence[Any]]:
 
 
 def slots(size: int, number: int) -> tuple[Slot, ...]:
-    """The places of ``size`` ranks on so many hosts, neighbours together; the first hosts have one
+    """The places of ``size`` ranks on the hosts, neighbours together; the first hosts have one
     more.
     """
     base, extra = divmod(size, number)
@@ -62,4 +62,4 @@ def store_on(host: Any, secret: str) -> StoreServer:
             return StoreServer(secret, host=host.address)
         finally:
             if enter(own.fileno(), _CLONE_NEWNET):
-                os.abort()  # this thread would go on in the wrong network
+                os.abort()  # this thread would continue in the wrong network

@@ -99,7 +99,7 @@ def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def crossing(nbytes: float, hosts: int, rate: float) -> float:
-    """Seconds for which a ring of so many hosts keeps its links busy."""
+    """Seconds for which a ring of hosts keeps its links busy."""
     return 2 * (hosts - 1) / hosts * nbytes * 8 / (rate * PAYLOAD)
 
 
@@ -122,8 +122,8 @@ def start(ranks: int, rate: float, at: Constants) -> float:
 
 
 def allreduce(ranks: int, rate: float, at: Constants, nbytes: float = GRADIENTS) -> float:
-    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory go
-    on meanwhile.
+    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory
+    continue meanwhile.
     """
     hosts = max(2, -(-ranks // HOST))
     link = crossing(nbytes, hosts, rate) / at.link

@@ -74,7 +74,7 @@ class Mpi:
 
     def settle(self) -> None:
         """MPI moves data only inside its own calls: without this, the last rank of a turn may wait
-        for ever for what another one, which is no longer inside MPI, has still to send.
+        forever for what another one, which is no longer inside MPI, has still to send.
         """
         self.mpi.COMM_WORLD.Barrier()
 

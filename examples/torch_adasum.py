@@ -1,5 +1,5 @@
 """Adasum: gradients that agree are averaged, gradients that have nothing to do with each other are
-added up. So the learning rate of one process may stay as it is, whatever the number of ranks.
+added up. So the learning rate of one process may stay as it is for any number of ranks.
 
     farandole run -np 2 python examples/torch_adasum.py
 """

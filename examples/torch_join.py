@@ -1,4 +1,4 @@
-"""Uneven data: ranks that have run out of batches join, and the others go on without waiting for
+"""Uneven data: ranks that have run out of batches join, and the others continue without waiting for
 them.
 
     farandole run -np 2 python examples/torch_join.py

@@ -34,6 +34,16 @@ WORDS = {
     r"who waits?|who comes|who asks": "the waiting rank, the caller",
     r"what (?:was|were|is|are|has been) \w+(?:ed|en|wn)\b": "the reduced gradients, the known names",
     r"without a word": "silently",
+    r"goe?s? on(?! to\b)": "continue",
+    r"for ever": "forever",
+    r"equally many": "the same number of",
+    r"(?:another|other) \w+ than": "a different ... than, a ... other than",
+    r"every so often": "at intervals",
+    r"whatever (?:the|their|its)": "regardless of",
+    r"the one before(?! it)": "the previous one",
+    r"the begin": "the beginning, the start",
+    r"comes? and goe?s?": "are lost or added",
+    r"(?<!here )(?:is|are|was|were) no (?!\w+er\b|more\b|such\b)\w+": "is not a",
 }
 ANY = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.I)
 # Words that begin a docstring and are no verb and no noun.

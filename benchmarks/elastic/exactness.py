@@ -207,8 +207,8 @@ def main() -> int:
     sizes = ", ".join(map(str, found.sizes))
     sys.stdout.write(
         f"{found.disturbed} disturbed histories of {found.histories}, {found.kills} kills, ended"
-        f" with {sizes} ranks, {time.monotonic() - began:.0f} s\n"
-        f"{len(found.faults)} with other weights than the undisturbed run\n"
+        f" with {sizes} ranks, {time.monotonic() - began:.0f} s\n{len(found.faults)} with different"
+        " weights than the undisturbed run\n"
     )
     for fault in found.faults:
         sys.stdout.write(f"FAULT: {fault}\n")

@@ -31,8 +31,8 @@ class Votes(NamedTuple):
 
 
 def votes_of(digests: Sequence[Sequence[int]]) -> Votes:
-    """Count the votes in ``digests``: by rank, a digest of each replicated value, equally many on
-    all ranks.
+    """Count the votes in ``digests``: by rank, a digest of each replicated value, the same number
+    on all ranks.
 
     The majority is counted for all values together: a rank with one damaged value is not trusted
         for any other value.

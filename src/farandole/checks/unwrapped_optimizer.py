@@ -30,7 +30,9 @@ _GRADIENT_SIZE = 64
 
 
 def enough_for_gradients(parameters: int) -> float:
-    """Return the size of an exchange that may be a gradient of a model with so many parameters."""
+    """Return the size of an exchange that may be a gradient of a model with this number of
+    parameters.
+    """
     return min(_GRADIENT_SIZE, parameters / 10)
 
 

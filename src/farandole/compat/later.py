@@ -101,7 +101,7 @@ def attribute_of_sparkdl(name: str) -> NoReturn:
 
 
 class _Finder:
-    """An import hook that comes last and is only asked for modules that no other finder has."""
+    """An import hook that comes last and is only queried for modules that no other finder has."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

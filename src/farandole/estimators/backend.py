@@ -101,7 +101,7 @@ class SparkBackend(Backend):
         return self._num_proc or self.default_num_proc()
 
     def check(self) -> None:
-        """Raise SettingsError if the cluster can never start so many tasks together."""
+        """Raise SettingsError if the cluster can never start that number of tasks together."""
         from farandole.job.launch.launchers.spark import SparkLauncher
 
         SparkLauncher().check(self.num_processes())

@@ -1,8 +1,8 @@
 """The starts and ends of a run's ranks: ``ranks.jsonl`` in its folder.
 
 Its records are ``{"slots": [[rank, host], ...], "time"}`` for each start of all ranks, and
-``{"rank", "code", "time"}`` for each end. In an elastic run, processes come and go, and their
-numbers take the place of ranks: ``{"process", "host", "time"}`` for each start, and
+``{"rank", "code", "time"}`` for each end. In an elastic run, processes are lost and added, and
+their numbers take the place of ranks: ``{"process", "host", "time"}`` for each start, and
 ``{"membership", "members": [[process, host], ...], "time"}``, in rank order, for each membership.
 """
 

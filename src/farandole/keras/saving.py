@@ -85,7 +85,7 @@ def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
 
 def _optimizer_of(filepath: Any) -> str:
     """Return the class name of the optimizer in a file; empty without an optimizer, and for a file
-    that is no model.
+    that is not a model.
     """
     try:
         if zipfile.is_zipfile(filepath):

@@ -68,7 +68,7 @@ _watches: weakref.WeakKeyDictionary[Any, NoExchange] = weakref.WeakKeyDictionary
 
 
 def watch_trainers(distributed: type) -> None:
-    """Count the steps of gluon trainers that are no ``distributed``."""
+    """Count the steps of gluon trainers other than ``distributed``."""
     original = mx.gluon.Trainer.step
 
     @functools.wraps(original)

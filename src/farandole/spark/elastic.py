@@ -1,4 +1,4 @@
-"""``horovod.spark.run_elastic``: a function on Spark tasks that come and go."""
+"""``horovod.spark.run_elastic``: a function on Spark tasks that may be lost or added."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` in Spark tasks that may fail, come and go, and return the
+    """Call ``fn(*args, **kwargs)`` in Spark tasks that may fail, be lost or added, and return the
     results of the last ranks in rank order.
 
     ``fn`` trains with ``hvd.elastic.run`` and a state. Each attempt of a Spark task is a host with

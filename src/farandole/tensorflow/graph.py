@@ -92,7 +92,7 @@ _running: dict[int, _Running] = {}
 _queues: list[Any] = []
 _changed = threading.Condition()
 _completions = 0  # of tasks that sessions wait for; _changed guards this and the following
-# tasks that were watched in vain, and the number of completions at that time
+# tasks that were watched without result, and the number of completions at that time
 _watched: dict[int, int] = {}
 _last_change = 0.0
 

@@ -22,10 +22,10 @@ from farandole.torch.functions import anywhere
 from farandole.torch.validation import check_optimizer
 from farandole.torch.weights import living
 
-# model.state_dict(), model.named_parameters(), ...; values that are no tensors are skipped
+# model.state_dict(), model.named_parameters(), ...; values that are not tensors are skipped
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
-EXTRA_STATE = "_extra_state"  # the end of the names of entries that are no tensors, perhaps
+EXTRA_STATE = "_extra_state"  # the end of the names of entries that are not tensors, perhaps
 
 
 @documented(

@@ -44,7 +44,7 @@ def context_experiment(folder: RunFolder) -> Experiment:
 def fail_at_exit(cause: str) -> None:
     """Let this process end with exit code 1 and ``cause`` on stderr, because it called ``fail()``.
 
-    The program itself may go on and end without an error.
+    The program itself may continue and end without an error.
     """
     _causes[os.getpid()] = cause
 

@@ -185,7 +185,7 @@ class RunData(RunLogging):
             append_prefix: Keep the prefix in the names of the copies; False removes its folders,
                 so that ``outputs/ckpt`` gives ``ckpt-1.pt``.
 
-        Raises UserErrorException if ``output_paths`` has another length than the files.
+        Raises UserErrorException if ``output_paths`` has a different length than the files.
         """
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         if output_paths is not None and len(output_paths) != len(names):

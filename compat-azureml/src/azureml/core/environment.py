@@ -97,7 +97,9 @@ class Environment:
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        """Create an environment. Raises UserErrorException if ``name`` is no file's name."""
+        """Create an environment. Raises UserErrorException if ``name`` is not the name of a
+        file.
+        """
         if not name or "/" in str(name) or str(name).startswith("."):
             raise UserErrorException(f"the environment's name {name!r} must be a file's name")
         self.name = name

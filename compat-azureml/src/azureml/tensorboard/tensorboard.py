@@ -116,8 +116,8 @@ class Tensorboard:
                     errors.seek(0)
                     text = errors.read().decode(errors="replace").strip()
                     raise UserErrorException(
-                        f"TensorBoard ended with code {process.returncode}: {text[-500:]}; choose"
-                        f" another port than {self._port}, or look at its installation"
+                        f"TensorBoard ended with code {process.returncode}: {text[-500:]}; choose a"
+                        f" port other than {self._port}, or look at its installation"
                     )
                 if self._answers():
                     return process

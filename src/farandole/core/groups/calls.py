@@ -352,7 +352,7 @@ class CallQueue:
             try:
                 while self._run_next(last):
                     pass
-            # the call keeps its own error; the calls behind it must run all the same
+            # the call keeps its own error; the calls behind it must run nevertheless
             except BaseException as error:
                 logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
             else:

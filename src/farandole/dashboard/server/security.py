@@ -45,7 +45,7 @@ _RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Farandole</title>'
 _UNKNOWN = f"""{_START}<h1>Farandole</h1>
 <p>This page needs the address with the token that <code>farandole dashboard</code> has printed."""
-_GO_ON = _START + '<meta http-equiv="refresh" content="0;url={0}"><p><a href="{0}">Go on</a>'
+_GO_ON = _START + '<meta http-equiv="refresh" content="0;url={0}"><p><a href="{0}">Continue</a>'
 
 
 class Access:

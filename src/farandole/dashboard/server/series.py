@@ -53,7 +53,7 @@ def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any,
     """Return the points with ``begin <= x <= end``, sorted by x, and one more point on each side.
 
     With the additional points, lines reach the edges of a chart. ``x`` and ``y`` have shape
-    ``[n]``; None is no limit.
+    ``[n]``; None means no limit.
     """
     if len(x) > 1 and np.any(x[1:] < x[:-1]):
         order = np.argsort(x, kind="stable")

@@ -169,7 +169,7 @@ def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) ->
     )
     return (
         f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows,"
-        f" for indexes from 0 to {table.num_embeddings - 1}, but was asked for {number} ({where})."
-        " Index the categories of all rows in the same way (StringIndexer), or give the table"
-        " more rows"
+        f" for indexes from 0 to {table.num_embeddings - 1}, but received the index {number}"
+        f" ({where}). Index the categories of all rows in the same way (StringIndexer), or give the"
+        " table more rows"
     )

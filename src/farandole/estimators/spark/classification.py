@@ -100,7 +100,7 @@ class ClassColumns(NamedTuple):
         """Return a function for each column that makes it of the model's output, a double or an
         array of doubles. ``shape``: of a row of the output.
 
-        Raises SettingsError for an output that is no score of each class.
+        Raises SettingsError for an output that does not have a score for each class.
         """
         if not self.names:
             return {}

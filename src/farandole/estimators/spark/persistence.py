@@ -92,7 +92,7 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
-        # a program's subclass may have constructor arguments that are no parameters
+        # a program's subclass may have constructor arguments that are not parameters
         instance = self.cls()
         packed = metadata["paramMap"].get(_PARAMS)
         values = packed and self.cls.unpack(cloudpickle.loads(base64.b64decode(packed)))

@@ -51,7 +51,7 @@ def split(
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
-        # text that is no number becomes null
+        # text that is not a number becomes null
         number = F.expr(f"try_cast({quote(validation)} as double)")
         held = F.nanvl(number, F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(

@@ -77,7 +77,7 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
 
 
 def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOptions:
-    """Return the options for so many columns. Raises SettingsError if ``inputs`` has another
+    """Return the options for this number of columns. Raises SettingsError if ``inputs`` has another
     number.
     """
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.keys))

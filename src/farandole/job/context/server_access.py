@@ -168,7 +168,7 @@ class ServerAccess:
         return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)
 
     def _connected_to_chains(self, store: StoreClient) -> Servers:
-        """Connect to the servers of an elastic job, whose processes come and go."""
+        """Connect to the servers of an elastic job, whose processes may be replaced."""
 
         def look_up(number: int) -> list[str]:
             addresses: list[str] = json.loads(store.try_get(keys.chain(number)) or b"[]")

@@ -15,7 +15,7 @@ from typing import Any
 from farandole.errors import counted
 from farandole.jobs.comparison.measures import NO_EXCHANGE_CODES, RunMeasures
 
-_TOLERANCE = 0.05  # relative difference of sample counts that is no finding
+_TOLERANCE = 0.05  # relative difference of sample counts that is not a finding
 _RATE_TOLERANCE = 0.1  # relative difference from a scaling rule
 _LOAD = 0.25  # difference of the load by other processes, as a share of the cores
 _FRACTIONS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 8: "an eighth"}

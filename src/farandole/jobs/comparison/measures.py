@@ -41,7 +41,7 @@ class RunMeasures:
 
     - ``ranks``: The number of ranks; of an elastic run, the last one. ``sizes``: the numbers of
       ranks of all its memberships in order; empty for a run of a fixed size. ``fixed_batch``:
-      whether the batch of all ranks stays the same when ranks come and go.
+      whether the batch of all ranks stays the same when ranks are lost or added.
     - ``seconds``: The duration of the run's last attempt; ``rank_hours``: the total duration of its
       ranks, in hours.
     - ``began``: The start of the run's last attempt, in seconds since 1970.

@@ -61,7 +61,9 @@ def local_path(source: str) -> str | None:
 
 
 def has_pattern(source: str) -> bool:
-    """Return whether a source is a pattern such as ``data/*.csv``. In URLs, ``?`` is no pattern."""
+    """Return whether a source is a pattern such as ``data/*.csv``. In URLs, ``?`` is not a
+    pattern.
+    """
     if source.startswith(("http://", "https://")):
         return "*" in source
     return bool(_PATTERN.search(source))

@@ -61,8 +61,8 @@ class LocalTarget:
             )
         if has.memory and resources.memory * resources.most_ranks > has.memory:
             raise SettingsError(
-                f"{resources.memory * resources.most_ranks:,} bytes of memory are asked for, and"
-                f" this host has {has.memory:,}; ask for less, or choose another target"
+                f"{resources.memory * resources.most_ranks:,} bytes of memory are requested, and"
+                f" this host has {has.memory:,}; request less, or choose another target"
             )
 
     def capacity(self) -> Capacity:

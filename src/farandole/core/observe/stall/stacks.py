@@ -24,7 +24,7 @@ class Frame(NamedTuple):
 
 def users() -> list[Frame]:
     """Return the user's own frames of the main thread, the innermost last; library frames if there
-    are no others.
+    are only those.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:

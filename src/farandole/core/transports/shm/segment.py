@@ -245,7 +245,7 @@ class Segment:
     def check_alive(self) -> None:
         """Raise PeerLostError if the segment was aborted or a peer died. Thread-safe.
 
-        A peer that left in order is no error.
+        A peer that left in order is not an error.
         """
         self.check_abort()
         for peer in self.others:

@@ -83,7 +83,7 @@ def join(
             names=names,
         )
         return ShmTransport(segment, chunk, scope, secret)
-    # a stored traceback would keep the sockets open, and the other ranks would wait in vain
+    # a stored traceback would keep the sockets open, and the other ranks would wait forever
     except BaseException:
         for sock in peers.values():
             sock.close()

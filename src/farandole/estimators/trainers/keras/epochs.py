@@ -69,7 +69,7 @@ class _Exact:
     began.
 
     ``by_batch``: whether Keras weights each batch equally in the loss of one of several outputs,
-    whatever its rows.
+    regardless of its rows.
     """
 
     def __init__(self, by_batch: bool) -> None:

@@ -22,7 +22,7 @@ class Rates:
     def __init__(self, optimizer: Any, factor: int) -> None:
         self._optimizer = innermost(optimizer)
         self.factor = factor
-        # tf_keras.optimizers.legacy, in which it is no variable
+        # tf_keras.optimizers.legacy, in which it is not a variable
         old = vars(self._optimizer).get("_hyper")
         self.variable = getattr(self._optimizer, "_learning_rate", None) if old is None else None
         found = self.variable if old is None else old.get("learning_rate")
