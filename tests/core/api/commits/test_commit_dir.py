@@ -129,7 +129,7 @@ def test_a_failed_write_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptu
     (message,) = messages(caplog)
     assert mentions(message, str(tmp_path / "file"), "--commit-dir", "commit 1")
     writer.finish()
-    assert mentions(messages(caplog)[1], "3", str(tmp_path / "file"))
+    assert mentions(messages(caplog)[1], "commit 3", str(tmp_path / "file"))
     (tmp_path / "file").unlink()
     assert writer.write_now()
     assert mentions(messages(caplog)[2], "commit 3")
@@ -161,6 +161,28 @@ def test_a_full_disk_keeps_the_commits_before(
     assert len(os.listdir(tmp_path)) == 1
     assert writer.write_now()
     assert newest(tmp_path) == (3, b"x" * 98765)
+
+
+def test_a_full_disk_gives_up_the_older_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, older = CommitFolder(str(tmp_path)), tmp_path / "commit-000000000001"
+    for number in (1, 2):
+        store.write(COMMIT._replace(number=number, content=b"x" * 1000))
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if older.exists():
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(CommitFolder, "space", lambda self: 500)
+    with pytest.raises(OSError, match="quota"):
+        store.write(COMMIT._replace(number=3, content=b"x" * 5000))
+    assert older.exists()
+    store.write(COMMIT._replace(number=3, content=b"x" * 1000))
+    assert [newest(tmp_path), len(store._names())] == [(3, b"x" * 1000), 2]
 
 
 def test_commits_of_two_jobs_are_not_mixed(folder: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,7 @@ class _Files(Protocol):
     def begin(self, name: str) -> bytes: ...
     def write(self, name: str, parts: Sequence[bytes]) -> None: ...
     def remove(self, name: str) -> None: ...
+    def size(self, name: str) -> int: ...
 
 
 class ForeignCommitError(Exception):
@@ -68,13 +69,33 @@ class CommitFolder:
             raise ForeignCommitError(self.path_of(newest))
         number = int(newest.rpartition("-")[2]) + 1 if newest else 1
         name = f"commit-{number:012d}"
-        self._files.write(name, commit.to_parts())
+        try:
+            self._files.write(name, commit.to_parts())
+        except OSError as error:
+            if error.errno not in FULL or not self._make_space(known, len(commit.content)):
+                raise
+            self._files.write(name, commit.to_parts())
         kept = [*(each for each in known if each not in self._damaged), name][-KEPT:]
         for old in set(known) - set(kept):
-            # Another rank 0 may have removed the file.
+            # Another rank 0 may have removed the file, or this one to make space.
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(old)
         return self.path_of(name)
+
+    def _make_space(self, known: list[str], size: int) -> bool:
+        """Remove all but the newest undamaged commit in a full folder on this machine. Return
+        whether ``size`` bytes are free then; if they would not be, nothing is removed.
+        """
+        good = [each for each in known if each not in self._damaged]
+        spare = [each for each in known if each not in good[-1:]]
+        free = self.space()
+        if free is None or not good or not spare:
+            return False
+        if free + sum(map(self._files.size, spare)) <= size:
+            return False
+        for name in spare:
+            self._files.remove(name)
+        return True
 
     def newest(self, report: Callable[[str], object]) -> Commit | None:
         """Return the newest commit that is not damaged; None if the folder has no commit.
@@ -160,6 +181,9 @@ class _Local:
     def remove(self, name: str) -> None:
         os.remove(os.path.join(self._path, name))
 
+    def size(self, name: str) -> int:
+        return os.path.getsize(os.path.join(self._path, name))
+
 
 class _Remote:
     """A folder behind a URL. Object stores show a file only when it is complete; elsewhere the
@@ -191,6 +215,9 @@ class _Remote:
 
     def remove(self, name: str) -> None:
         self._system.rm_file(f"{self._path}/{name}")
+
+    def size(self, name: str) -> int:
+        return int(self._system.size(f"{self._path}/{name}"))
 
 
 def _is_remote(path: str) -> bool:

@@ -49,6 +49,7 @@ class CommitWriter:
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
         self._failure: tuple[str, int | None] | None = None  # the kind of the last one
+        self._reason = ""  # of the last failed write
         self._failed = 0  # the number of the last commit with a reported failure
         self._has_ended = False
 
@@ -76,12 +77,11 @@ class CommitWriter:
         """Write the last commit, and report a failure even if it is not the first one."""
         if self.write_now() or self._last is None or self._failed == self._last.number:
             return
-        written = self._written
         logger.warning(
-            "the last commit %d is not in %s: %s",
+            "the last commit %d could not be written to %s: %s",
             self._last.number,
             self._folder.path,
-            f"the newest one of this job there is {written}" if written else "no commit is",
+            self._reason,
         )
 
     def _write(self) -> None:
@@ -110,28 +110,28 @@ class CommitWriter:
     def _report(self, error: Exception, number: int, size: int) -> None:
         """Report the failed write of the commit ``number`` with ``size`` bytes."""
         code = error.errno if isinstance(error, OSError) else None
+        self._reason, cure = f"{type(error).__name__}: {error}", "Check --commit-dir"
+        if code in FULL:
+            space = self._folder.space()
+            free = "" if space is None else f", and {space:,} are free"
+            self._reason = f"{os.strerror(code)}: it has {size:,} bytes{free}"
+            cure = "Make space"
         kind = type(error).__name__, code
         if kind == self._failure:
             return
         self._failure, self._failed = kind, number
-        reason, cure = f"{type(error).__name__}: {error}", "Check --commit-dir"
-        if code in FULL:
-            space = self._folder.space()
-            free = "" if space is None else f", and {space:,} are free"
-            reason = f"{os.strerror(code)}: it has {size:,} bytes{free}"
-            cure = "Make space"
         logger.warning(
             "commit %d could not be written to %s: %s. Training continues, and the next"
             " commits are tried every %g s. %s",
             number,
             self._folder.path,
-            reason,
+            self._reason,
             self._seconds,
             cure,
         )
 
     def _end(self, error: ForeignCommitError, number: int) -> None:
-        self._has_ended, self._failed = True, number
+        self._has_ended, self._failed, self._reason = True, number, str(error)
         logger.error(
             "another job has written the commit %s. Training continues, but writes no more"
             " commits to the folder: commit %d and later ones are lost with all ranks. Give each"
