@@ -44,11 +44,14 @@ def train(folder: str, fault: str, memberships: int) -> dict[str, Any]:
     start = int(os.environ["HOROVOD_RANK"])
 
     def fail() -> None:
-        if fault == "executor":
-            pid = os.getppid()
+        if fault in ("executor", "daemon"):
+            pid, child = os.getppid(), os.getpid()
             while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+                child = pid
                 pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid if fault == "executor" else child, signal.SIGKILL)
+            if fault == "daemon":
+                return
             time.sleep(1000)
         raise ValueError(f"fails as scheduled: {start}")
 
@@ -105,6 +108,14 @@ def test_a_killed_executor_is_replaced(spark: Any, tmp_path: Path) -> None:
     assert [each["sizes"] for each in found] == [[2, 1, 2]] * 2
     assert [each["lost"] for each in found] == [0.0, 0.0]
     assert found[0]["start"] == 1
+
+
+def test_ranks_survive_their_python_daemon(spark: Any, tmp_path: Path) -> None:
+    """The daemon forks the tasks of later jobs, which Spark starts with another one."""
+    with tools.Clean(spark, 4 * tools.LIMIT):
+        found = run(tmp_path, "daemon", 1)
+    assert [each["start"] for each in found] == [0, 1]
+    assert [each["sizes"] for each in found] == [[2], [2]]
 
 
 def test_an_estimator_goes_on_without_a_rank(spark: Any, tmp_path: Path) -> None:
