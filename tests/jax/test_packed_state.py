@@ -29,3 +29,23 @@ def test_trees_continue_from_a_packed_state() -> None:
     assert other.table.tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match=mentioning("params", "weights")):
         JaxState(weights=params).from_bytes(packed)
+
+
+def test_a_commit_of_another_model_is_refused() -> None:
+    jnp = jax.numpy
+
+    def state(width: int, seen: int = 1) -> JaxState:
+        params = {"w": jnp.ones((2, width)), "b": jnp.zeros(width)}
+        return JaxState(params=params, seen=jnp.ones(seen), losses=[jnp.ones(())] * seen)
+
+    packed = state(3, 4).to_bytes(state(3, 4).saved_values())
+    grown = state(3)
+    grown.from_bytes(packed)
+    assert (grown.seen.shape, len(grown.losses)) == ((4,), 4)
+    with pytest.raises(ValueError, match=mentioning("params['", "3", "5")):
+        state(5).from_bytes(packed)
+    deeper = state(3)
+    deeper.params = {**deeper.params, "new": jnp.ones(1)}
+    deeper.save()
+    with pytest.raises(ValueError, match=mentioning("params['new']")):
+        deeper.from_bytes(packed)

@@ -107,6 +107,8 @@ class JaxState(ObjectState):
         return super().to_bytes(jax.tree_util.tree_map(_without_place, saved))
 
     def use_saved_values(self, saved: Any) -> None:
+        for name in self._saved.keys() & saved.keys() - self._merges.keys():
+            _check_shapes(name, self._saved[name], saved[name])
         structure = jax.tree_util.tree_structure
         if structure(saved) == structure(self._saved):
             saved = jax.tree_util.tree_map(_at_place, saved, self._saved)
@@ -114,6 +116,30 @@ class JaxState(ObjectState):
 
     def _values(self) -> dict[str, Any]:
         return {name: jax.tree_util.tree_map(_taken, getattr(self, name)) for name in self._saved}
+
+
+def _check_shapes(name: str, mine: Any, loaded: Any) -> None:
+    """Raise ValueError if an array of the tree ``mine`` has another shape in ``loaded``, or if one
+    of two dictionaries has an array that the other lacks.
+
+    Single arrays and lists may grow, and the state of a strategy may depend on the ranks.
+    """
+
+    def shapes(tree: Any) -> dict[str, Any]:
+        pairs = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_own)[0]
+        saved = [(path, leaf) for path, leaf in pairs if isinstance(leaf, _Saved)]
+        return {jax.tree_util.keystr(path): leaf.shape for path, leaf in saved if path}
+
+    there, here = shapes(loaded), shapes(mine)
+    if isinstance(mine, Mapping) and (different := there.keys() ^ here.keys()):
+        place = min(different)
+        where = "the commit, and not in the state" if place in there else "the state only"
+        raise ValueError(f"{name}{place} is in {where}")
+    for place in here.keys() & there.keys():
+        if there[place] != here[place]:
+            raise ValueError(
+                f"{name}{place} is {there[place]} in the commit, and {here[place]} in the state"
+            )
 
 
 def _is_own(node: Any) -> bool:
