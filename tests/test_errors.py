@@ -28,6 +28,7 @@ TREE = {
     "RefusedError": errors.RequestError,
     "HostsUpdatedInterrupt": RuntimeError,
     "RanksDifferError": RuntimeError,
+    "RepeatedFailureError": RuntimeError,
     "JobFailedError": RuntimeError,
     "RunError": RuntimeError,
     "RunFailedError": errors.RunError,

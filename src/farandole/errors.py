@@ -13,6 +13,7 @@ RuntimeError
 │       └── RefusedError       another rank's arguments of this call are invalid
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
 ├── RanksDifferError           --check raise: the ranks do not train the same model
+├── RepeatedFailureError       elastic.run: a collective failed again after each restore
 ├── JobFailedError             a job failed; names the rank that caused it and shows why
 └── RunError                   a submitted run, or its folder, does not allow an operation
     └── RunFailedError         a run that was awaited has failed or was canceled
@@ -148,6 +149,13 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("The set of hosts changed.")
         self.skip_sync = skip_sync
+
+
+class RepeatedFailureError(RuntimeError):
+    """A collective of an elastic job failed in the same way after each return to the last commit.
+
+    Raised on all ranks.
+    """
 
 
 class RanksDifferError(RuntimeError):

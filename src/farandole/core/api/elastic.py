@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.base.log import logger
+from farandole.core.api.repetitions import Repetitions
 from farandole.core.api.state import ObjectState as ObjectState
 from farandole.core.api.state import State as State
 from farandole.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
     PeerLostError,
+    RepeatedFailureError,
     ShutDownError,
 )
 from farandole.job import context
@@ -43,7 +45,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     ranks. They restore the last commit, form a new membership in the same processes without the
     lost rank, and call ``func`` again. When hosts are added or removed, ``state.commit()`` raises
     HostsUpdatedInterrupt, which has the same effect, but nothing is restored. Before ``func`` is
-    called again, the state's reset callbacks run.
+    called again, the state's reset callbacks run. If the same collective fails three times in a row
+    although no rank was lost, all ranks raise RepeatedFailureError.
 
     In a job of a fixed size, HorovodInternalError ends the job, and HostsUpdatedInterrupt (after a
     call of ``state.on_hosts_updated`` by the program) initializes the same ranks again.
@@ -91,6 +94,7 @@ def _loop(
         skipped the synchronization would leave the others waiting.
     """
     skip_sync = False
+    failures = Repetitions()
     is_reset = context.join()
     keeper = state._keeper = _keeper(state)
     while True:
@@ -99,7 +103,8 @@ def _loop(
                 is_reset = False
                 state.on_reset()
             if context.is_elastic():
-                skip_sync = context.agree(skip_sync)
+                skip_sync = context.agree(skip_sync, failures.count)
+                failures.check(context.most_failures())
             if not skip_sync:
                 if keeper is not None:
                     keeper.load(state)
@@ -118,7 +123,9 @@ def _loop(
                 raise
             skip_sync = isinstance(error, HostsUpdatedInterrupt) and error.skip_sync
             if lost:
-                _warn_of_own(error)
+                if _is_own(error):
+                    failures.add(error, context.commits())
+                    _warn_of_own(error)
                 # An asynchronous centre is never rolled back, and its ranks continue from it.
                 if not (context.is_elastic() and context.follows_centre()):
                     state.restore()
@@ -149,19 +156,20 @@ def _is_lost(error: Exception) -> bool:
     and JAX wrap it in their own error classes.
     """
     return isinstance(error, HorovodInternalError) or (
-        not isinstance(error, HostsUpdatedInterrupt) and follows_loss(error)
+        not isinstance(error, (HostsUpdatedInterrupt, RepeatedFailureError)) and follows_loss(error)
     )
 
 
-def _warn_of_own(error: Exception) -> None:
-    """Log an error that was not caused by the loss of another rank and may therefore occur
-    again.
-    """
+def _is_own(error: Exception) -> bool:
+    """Return whether an error is not the consequence of a lost rank, and may occur again."""
     of_others = isinstance(error, (PeerLostError, ShutDownError))
-    if isinstance(error, HorovodInternalError) and not of_others:
-        logger.warning(
-            "elastic.run returns to the last commit after %s: %s", type(error).__name__, error
-        )
+    return isinstance(error, HorovodInternalError) and not of_others
+
+
+def _warn_of_own(error: Exception) -> None:
+    logger.warning(
+        "elastic.run returns to the last commit after %s: %s", type(error).__name__, error
+    )
 
 
 def _reset(reset: Callable[[], object]) -> None:

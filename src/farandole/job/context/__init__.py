@@ -31,6 +31,7 @@ from farandole.job.context.membership import is_elastic as is_elastic
 from farandole.job.context.membership import join as join
 from farandole.job.context.membership import keeps_commits as keeps_commits
 from farandole.job.context.membership import lost_commit as lost_commit
+from farandole.job.context.membership import most_failures as most_failures
 from farandole.job.context.membership import notice as notice
 from farandole.job.context.membership import object_names as object_names
 from farandole.job.context.membership import prepare_commit as prepare_commit

@@ -74,6 +74,7 @@ class _Participation:
     - ``commits``: The number of commits of its state; 0 before its first commit or completed
       synchronization.
     - ``agreed``: The number of commits of the state that it receives in a synchronization.
+    - ``failures``: The greatest number of equal failures in a row of any rank.
     - ``lost``: The number of commits of a state that no member still has; 0 if a member has it.
     - ``unreached``: The ranks of membership ``number`` whose hosts it could not reach.
     - ``expected``: The placement that its program sees before it has joined; None afterwards.
@@ -86,6 +87,7 @@ class _Participation:
         self.number = 0
         self.commits = 0
         self.agreed = 0
+        self.failures = 0
         self.lost = 0
         self.unreached: Sequence[int] = ()
         self.expected: Placement | None = None
@@ -318,19 +320,26 @@ def has_to_leave() -> bool:
     return any(client.try_get(key(number)) is not None for key in (keys.broken, keys.notice))
 
 
-def agree(has_state: bool) -> bool:
+def agree(has_state: bool, failures: int = 0) -> bool:
     """Return whether all ranks have the state of the last commit, so that none has to receive it.
 
-    ``has_state``: whether this rank has that state. If it returns False, the ranks synchronize the
-    state and call ``count_sync``; afterwards the number of commits is the same on all ranks.
-    Collective; raises HorovodInternalError if it fails.
+    ``has_state``: whether this rank has that state. ``failures``: see ``most_failures``. If it
+    returns False, the ranks synchronize the state and call ``count_sync``; afterwards the number of
+    commits is the same on all ranks. Collective; raises HorovodInternalError if it fails.
     """
     import numpy as np
 
-    values: Any = np.array([not has_state, _participation.commits], np.int64)
+    values: Any = np.array([not has_state, _participation.commits, failures], np.int64)
     reduce_to_most(_AGREEMENT, values)
-    _participation.agreed = int(values[1])
+    _participation.agreed, _participation.failures = int(values[1]), int(values[2])
     return not values[0]
+
+
+def most_failures() -> int:
+    """Return how often the collectives of any rank have failed in the same way in a row, after
+    ``agree``.
+    """
+    return _participation.failures
 
 
 def agree_on_changes(
