@@ -26,7 +26,7 @@ class NonFiniteCheck:
         self._suspect: int | None = None
 
     def before_step(self, nonfinite: int | None) -> None:
-        """Note a parameter whose gradient is NaN or infinite on this rank, or None."""
+        """Record a parameter whose gradient is NaN or infinite on this rank, or None."""
         finite = nonfinite is not None and self._is_finite(nonfinite)
         self._suspect = nonfinite if finite else None
 
@@ -54,7 +54,7 @@ class NoGradientsCheck:
         self._steps = 0
 
     def on_gradient(self) -> None:
-        """Note that some parameter has a gradient."""
+        """Record that some parameter has a gradient."""
         self.active = False
 
     def after_step(self, kind: str, trainable: int) -> Finding | None:
@@ -89,7 +89,7 @@ class BypassedStepCheck:
         self.active = True
 
     def on_own_step(self) -> None:
-        """Note that the program calls ``step()`` of the distributed optimizer."""
+        """Record that the program calls ``step()`` of the distributed optimizer."""
         self.active = False
 
     def on_other_step(self, kind: str, other: str) -> Finding | None:

@@ -48,7 +48,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
             options.from_file[action.dest] = config_file.ValueSource(where, names)
     if not given and all(dest in options.from_file for dest in PLACES):
         raise SettingsError(
-            f"{path}: {' and '.join(PLACES)} are mutually exclusive: give one of them"
+            f"{path}: {' and '.join(PLACES)} are mutually exclusive: use only one of them"
         )
 
 

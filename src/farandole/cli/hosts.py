@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     if bool(options.hosts) == bool(options.hostfile):
         raise SettingsError(
-            "give the hosts with either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4"
+            "pass the hosts with either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4"
         )
     listed = parse_hosts(options.hosts or read_hostfile(options.hostfile))
     found = check([host for host, _ in listed], settings_for({}, overrides(vars(options))))

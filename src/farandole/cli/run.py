@@ -204,7 +204,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     from farandole.job.launch.plan import parse_hosts, read_hostfile
 
     if options.hosts and options.hostfile:
-        raise SettingsError("--hosts and --hostfile are mutually exclusive: give one of them")
+        raise SettingsError("--hosts and --hostfile are mutually exclusive: use only one of them")
     if options.hostfile:
         options.hosts = read_hostfile(options.hostfile)
     if "hosts" in options.from_file:
@@ -298,8 +298,8 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
         return check_np(int(options.np))
     if launcher != "local" and options.hosts is None:
         raise SettingsError(
-            f"-np auto counts this machine's cores only; with launcher {launcher!r}, give"
-            " a number: -np 4"
+            f"-np auto counts this machine's cores only; with launcher {launcher!r}, pass a number:"
+            " -np 4"
         )
     from farandole.cli import machine
 

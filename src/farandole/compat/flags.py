@@ -399,7 +399,9 @@ def check(options: argparse.Namespace) -> None:
             if getattr(options, name)
         ]
         if len(given) > 1:
-            raise SettingsError(f"{' and '.join(given)} are mutually exclusive: give one of them")
+            raise SettingsError(
+                f"{' and '.join(given)} are mutually exclusive: use only one of them"
+            )
     level = options.log_level
     if level is not None and str(level).upper() not in LEVELS:
         raise SettingsError(

@@ -71,7 +71,7 @@ class DistributedSampler:
             )
         if (num_replicas is None) != (rank is None):
             raise SettingsError(
-                f"num_replicas={num_replicas} and rank={rank} must be given together. Give both or"
+                f"num_replicas={num_replicas} and rank={rank} must be given together. Pass both or"
                 " neither"
             )
         if rank is not None and not 0 <= rank < (num_replicas or 0):

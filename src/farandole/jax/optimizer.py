@@ -66,7 +66,7 @@ class TreeReducer:
         self._list = (_NumberedReducer if name is None else ModelsReducer)(name or what, options)
 
     def describe(self, inner: InnerOptimizer) -> None:
-        """Note the optimizer that takes the results, for a codec."""
+        """Record the optimizer that takes the results, for a codec."""
         self._list.codec_context.describe(inner)
 
     def mark(self) -> Any:

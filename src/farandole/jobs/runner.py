@@ -326,7 +326,7 @@ class _StopWatch:
         raise _Stopped
 
     def look(self) -> None:
-        """Note a request to cancel that has not been seen yet."""
+        """Record a request to cancel that has not been seen yet."""
         if not self.reason and self._folder.requested(CANCEL) is not None:
             self.reason = CANCEL
 

@@ -20,7 +20,7 @@ _CHANGES = ("adapt", "set_vocabulary")
 
 
 def watch(layers: Any) -> None:
-    """Note each layer that is adapted from now on. ``layers``: the module of Keras's layers."""
+    """Record each layer that is adapted from now on. ``layers``: the module of Keras's layers."""
     names = ("StringLookup", "IntegerLookup", "TextVectorization", "Discretization")
     for kind in (getattr(layers, name) for name in (*names, "Normalization")):
         for name in _CHANGES:

@@ -40,7 +40,8 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Give every rank ``root_rank``'s weights and optimizer state before the first step, once.
+    """Broadcast ``root_rank``'s weights and optimizer state to all ranks before the first step,
+    once.
 
     ``local_variables``: variables that stay local to each rank. ``device``: accepted for
     compatibility with Horovod. Raises ValueError on all ranks when their models differ.

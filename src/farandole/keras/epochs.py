@@ -67,7 +67,7 @@ class Training:
             self._seen = digests(model.trainable_weights)
 
     def ended(self, model: Any) -> None:
-        """Give all ranks the same weights at the end, if ranks exchange weights.
+        """Set the same weights on all ranks at the end, if ranks exchange weights.
 
         After the last epoch, callbacks may have replaced the weights by the best ones or by moving
         averages. The strategy must not treat these as training steps from a shared centre.
@@ -282,7 +282,7 @@ def _exchange_weights(model: Any, *, uneven: bool) -> None:
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:
-    """Give all ranks the weights of the rank with the most steps, if the numbers differ."""
+    """Broadcast the weights of the rank with the most steps, if the numbers differ."""
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:

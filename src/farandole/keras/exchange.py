@@ -48,7 +48,7 @@ class KerasExchange:
         self._partial: dict[int, Sequence[bool]] = {}
 
     def describe(self, inner: InnerOptimizer | None) -> None:
-        """Note the facts about the optimizer inside."""
+        """Record the facts about the optimizer inside."""
         self._kept.exchange.describe(inner)
 
     def before_step(
@@ -111,7 +111,7 @@ class KerasExchange:
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any], step: int, statistics: Sequence[Any] = ()) -> None:
-        """Give every rank the same weights: usually the mean over ranks.
+        """Set the same weights on all ranks: usually their mean over ranks.
 
         ``variables``: all of the optimizer; ``statistics``: others, which are averaged. ``step``:
         the last one. Call it outside of compiled programs. Collective.
@@ -131,7 +131,7 @@ class KerasExchange:
         self._outside([*variables, *statistics], change)
 
     def average_replaced(self, variables: Sequence[Any]) -> None:
-        """Give every rank the mean of the weights that the program assigned.
+        """Replace the weights that the program assigned by their mean over all ranks.
 
         The strategy's state belongs to the earlier weights, so it is reset. Call this outside of
         compiled programs. Collective.
@@ -151,9 +151,9 @@ class KerasExchange:
         self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
     def merge(self, variables: Sequence[Any], step: int) -> None:
-        """Give rank 0 of an elastic job's new membership the mean progress of the ranks that have
-        trained. ``variables``: the optimizer's, then statistics. ``step``: the last one of
-        this rank. Collective.
+        """Send the mean progress of the ranks that have trained to rank 0 of an elastic job's new
+        membership. ``variables``: the optimizer's, then statistics. ``step``: the last one of this
+        rank. Collective.
         """
         self._outside(variables, lambda arrays: self._kept.merge(arrays, step))
 

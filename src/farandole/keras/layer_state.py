@@ -74,7 +74,8 @@ def states_of(layers: Iterable[Any]) -> list[LayerState]:
 def share(
     layers: Iterable[Any], root_rank: int, process_set: ProcessSet, local: Sequence[Any] = ()
 ) -> bool:
-    """Give all ranks ``root_rank``'s state of ``layers``, and report the layers that differed.
+    """Broadcast ``root_rank``'s state of ``layers`` to all ranks, and report the layers that
+    differed.
 
     ``local``: layers that stay local to each rank. Returns whether a layer of this rank changed.
     Collective. Raises ValueError on all ranks if a layer cannot take the root's state, and

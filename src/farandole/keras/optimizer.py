@@ -281,7 +281,7 @@ class Distributed:
         self._farandole.end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them.
+        """Replace each rank's weights by their mean over all ranks, to evaluate or save them.
 
         ``fit`` does so at the end. Collective if ranks exchange weights; otherwise their weights
         are equal already.

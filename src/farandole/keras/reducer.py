@@ -76,7 +76,7 @@ class KerasReducer:
         self._list: tuple[Any, GradientListReducer] | None = None
 
     def describe(self, inner: InnerOptimizer) -> None:
-        """Note the facts about the optimizer, for its codec or strategy."""
+        """Record the facts about the optimizer, for its codec or strategy."""
         self.inner = inner
         if self.exchange is not None:
             self.exchange.describe(inner)
@@ -183,7 +183,7 @@ class KerasReducer:
             self.exchange.end_of_epoch(self._all(optimizer), self.last_step(optimizer))
 
     def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
-        """Give every rank the mean of all ranks' weights.
+        """Replace each rank's weights by their mean over all ranks.
 
         ``replaced``: on some rank, the program has assigned other weights since the last step. Call
         it outside of compiled programs.

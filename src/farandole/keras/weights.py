@@ -65,8 +65,8 @@ def broadcast_model(
     process_set: ProcessSet = WORLD,
     local_variables: Sequence[Any] = (),
 ) -> None:
-    """Give every rank ``root_rank``'s weights and optimizer state, except for local variables and
-    their slots.
+    """Broadcast ``root_rank``'s weights and optimizer state to all ranks, except for local
+    variables and their slots.
     """
     if not (model.built or has_weights(model)):
         raise ValueError(
@@ -200,7 +200,7 @@ def lacks_variables(model: Any) -> bool:
 def broadcast_global_variables(
     root_rank: int, model: Any = None, process_set: ProcessSet = WORLD
 ) -> None:
-    """Give every rank ``root_rank``'s weights and optimizer state of ``model``.
+    """Broadcast ``root_rank``'s weights and optimizer state of ``model`` to all ranks.
 
     Without ``model`` this raises ValueError. Horovod's function has no such argument, because
     TensorFlow 1 kept a list of all variables of a program.

@@ -174,8 +174,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             self._exchange.end_of_epoch(self._params)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
-        ranks exchange weights; otherwise their weights are equal already.
+        """Replace each rank's weights by their mean over all ranks, to evaluate or save them.
+        Collective if ranks exchange weights; otherwise their weights are equal already.
         """
         if self._exchange is not None and self._active():
             self._exchange.average(self._params)

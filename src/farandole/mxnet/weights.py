@@ -44,7 +44,7 @@ class TrainerExchange:
             self._run(parameters)
 
     def average(self, parameters: Sequence[Any]) -> None:
-        """Give every rank the mean of all ranks' weights."""
+        """Replace each rank's weights by their mean over all ranks."""
         self._kept.begin(parameters, _read, _trained(parameters))
         self._change(parameters, self._kept.average)
 

@@ -110,6 +110,6 @@ def _one(name: str, value: int | None, earlier: str, other: int | None) -> int |
     """
     if value is not None and other is not None and value != other:
         raise SettingsError(
-            f"{name}={value} and {earlier}={other} are two names of one argument: give {name} only"
+            f"{name}={value} and {earlier}={other} are two names of one argument: pass only {name}"
         )
     return other if value is None else value

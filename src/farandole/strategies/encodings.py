@@ -165,7 +165,7 @@ class MeanEncoding(WholeEncoding):
         return bool(all_equal(self.session.engine, name, [self._known[1]])[0])
 
     def exchanged(self, near: Sequence[Array], step: int, *, same: bool) -> None:
-        """Note that all ranks have equal arrays now. ``same``: they were equal before, too."""
+        """Record that all ranks have equal arrays now. ``same``: they were equal before, too."""
         before = self._known[1] if same and self._known is not None else 0
         self._known = len(near), zlib.crc32(repr((before, step)).encode())
 

@@ -42,7 +42,7 @@ class ReducedParts:
         self._parts = {}
 
     def count(self, engine: Engine, options: GradientOptions) -> None:
-        """Note how many ranks of ``engine`` have not joined. None of them can join before this
+        """Record how many ranks of ``engine`` have not joined. None of them can join before this
         round has ended, as it needs their gradients.
         """
         present, size = engine.present, engine.size

@@ -171,7 +171,7 @@ class GradientStep:
         return len(self._open_slots) if late else stock.all_ready
 
     def announce(self, stock: Inventory, *, none_here: bool) -> int:
-        """Note that this rank announces its gradients, and return ``announcement``.
+        """Record that this rank announces its gradients, and return ``announcement``.
 
         ``none_here``: it computed none and more may come, so it never announces that all are ready.
         """
@@ -181,7 +181,7 @@ class GradientStep:
         return min(ready, max(0, stock.all_ready - 1)) if none_here else ready
 
     def on_tally(self, *, new_gradients: bool) -> None:
-        """Note whether any rank announced new gradients."""
+        """Record whether any rank announced new gradients."""
         self.stale = self.announced_none and not new_gradients
 
     def can_announce_none(self, stock: Inventory) -> bool:
@@ -201,7 +201,7 @@ class GradientStep:
         return True
 
     def finish(self, agreed: int, all_ready: int) -> None:
-        """Note that the buckets are reduced."""
+        """Record that the buckets are reduced."""
         if agreed == UNPLANNED:
             self.misplaced = False
         self.reduced = True
@@ -209,7 +209,7 @@ class GradientStep:
         self.complete = agreed == all_ready
 
     def arrived(self, indexes: Sequence[int], empty: Sequence[int]) -> None:
-        """Note the gradients that a reduced bucket of ``indexes`` brought. ``empty``: the slots
+        """Record the gradients that a reduced bucket of ``indexes`` brought. ``empty``: the slots
         that no rank had a gradient for.
         """
         for slot, index in enumerate(indexes):

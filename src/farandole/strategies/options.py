@@ -143,7 +143,7 @@ def gradient_options(
         if chosen.epochs and not epochs:
             raise ValueError(
                 f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, but this"
-                " optimizer does not know when an epoch ends. Give a number of steps, as in"
+                " optimizer does not know when an epoch ends. Pass a number of steps, as in"
                 " 'local_sgd:100'"
             )
     _check_op(op, ops)

@@ -69,7 +69,7 @@ class WeightExchange:
         self.inner: Inner | None = None  # the facts about the optimizer inside
 
     def describe(self, inner: InnerOptimizer | None) -> None:
-        """Note the facts about the optimizer inside."""
+        """Record the facts about the optimizer inside."""
         if inner is not None:
             self.inner = lambda: [inner]
 
@@ -141,7 +141,7 @@ class WeightExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Give all ranks equal weights, in place: their mean, or the strategy's consolidated
+        """Set equal weights on all ranks, in place: their mean, or the strategy's consolidated
         weights. ``slots``: empty if the strategy has not begun. Collective.
         """
         session = self._open()
@@ -261,7 +261,7 @@ class StatefulExchange:
         return self._slots is not None
 
     def merge(self, arrays: Sequence[Array], step: int) -> None:
-        """Give rank 0 of a new membership the mean progress of the ranks that have trained,
+        """Send the mean progress of the ranks that have trained to rank 0 of a new membership,
         weighted by their steps since the last exchange; other ranks receive its weights later.
         Collective.
 

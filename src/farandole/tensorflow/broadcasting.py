@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
 ) -> Any:
-    """Give all ranks ``root_rank``'s values of ``variables``. In a graph, return an operation that
-    does so.
+    """Broadcast ``root_rank``'s values of ``variables`` to all ranks. In a graph, return an
+    operation that does so.
     """
     variables = [variable for variable in tf.nest.flatten(list(variables)) if variable is not None]
     tables = [variable for variable in variables if _is_table(variable)]
@@ -54,7 +54,7 @@ def _is_table(variable: Any) -> bool:
 
 
 def _share_tables(tables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
-    """Give all ranks ``root_rank``'s tables, whose lengths may differ between ranks.
+    """Broadcast ``root_rank``'s tables, whose lengths may differ between ranks.
 
     Tables of a TensorFlow 1 graph stay as they are, because only its session can read them.
     """
@@ -136,8 +136,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Give all ranks ``root_rank``'s initialized or restored variables, in a MonitoredSession.
-    ``device`` has no effect.
+    """Broadcast ``root_rank``'s initialized or restored variables to all ranks, in a
+    MonitoredSession. ``device`` has no effect.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -333,7 +333,7 @@ class Reducing(Protocol):
         """Receive a gradient that is complete."""
 
     def end_of_backward(self) -> None:
-        """Note that the backward pass has ended."""
+        """Record that the backward pass has ended."""
 
 
 class Arrivals:

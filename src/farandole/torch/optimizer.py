@@ -242,8 +242,9 @@ class _Distributed:
         """
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
-        the strategy exchanges weights; otherwise ranks have equal weights, and nothing happens.
+        """Replace each rank's weights by their mean over all ranks, to evaluate or save them.
+        Collective if the strategy exchanges weights; otherwise ranks have equal weights, and
+        nothing happens.
         """
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
@@ -475,7 +476,7 @@ class OptimizerState:
             self._synchronized = False
 
     def scaled_by(self, scaler: Any) -> None:
-        """Note the scaler of the latest loss."""
+        """Record the scaler of the latest loss."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
             self._scaler, self.reducer.codec_context.scale = (
                 weakref.ref(scaler),

@@ -100,7 +100,8 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = WORLD,
 ) -> None:
-    """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
+    """Broadcast ``root_rank``'s optimizer state and options (learning rate, momentum, ...) to all
+    ranks.
 
     Ranks may have a different state than the root, or none; all have the root's afterwards. Tensors
     that fit are overwritten in place. The state of a distributed optimizer's strategy is included

@@ -115,7 +115,7 @@ class MomentumAware(Protocol):
     """
 
     def follow(self, momenta: Mapping[str, Momentum]) -> None:
-        """Note the momentum with which the optimizer takes the results for these keys from now
+        """Record the momentum with which the optimizer takes the results for these keys from now
         on.
         """
 

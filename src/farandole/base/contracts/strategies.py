@@ -133,7 +133,8 @@ class Encoding(Protocol):
         slots: Sequence[Sequence[Array]],
         statistics: Sequence[Array],
     ) -> None:
-        """Give all ranks the same weights and statistics, in place. Calls ``averaged``. Collective.
+        """Set the same weights and statistics on all ranks, in place. Calls ``averaged``.
+        Collective.
 
         ``slots`` is empty if the strategy has not begun.
         """

@@ -47,8 +47,8 @@ def gather_by(
         root = place_of(root_rank, process_set, "gather")
         if not 0 <= root < size:
             raise RequestError(
-                f"gather received invalid root rank {root_rank} for provided process set of "
-                f"{counted(size, 'rank')}: give one of 0 to {size - 1}"
+                f"gather received invalid root rank {root_rank} for provided process set of"
+                f" {counted(size, 'rank')}: use one of 0 to {size - 1}"
             )
         # so that the ranks compare the root, even without rows
         splits = [ELSEWHERE] * size

@@ -36,7 +36,7 @@ def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) ->
         odd = [rank for rank in ranks if rank not in range(size)]
         if odd or isinstance(ranks, str):
             raise ValueError(
-                f"ranks={ranks!r}: this job has ranks 0 to {size - 1}; give some of them, or 'all'"
+                f"ranks={ranks!r}: this job has ranks 0 to {size - 1}; pass some of them, or 'all'"
             )
     if ranks == "all" or context.rank() in ranks:
         builtins.print(*values, **{"flush": True, **options})  # noqa: T201

@@ -289,7 +289,7 @@ def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -
     if root not in ranks:
         raise RequestError(
             f"{operation} received invalid root rank {root} for provided process set of ranks"
-            f" {ranks}: give one of these ranks, by its number among all ranks"
+            f" {ranks}: pass one of these ranks, by its number among all ranks"
         )
     return ranks.index(root)
 

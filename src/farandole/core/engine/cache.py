@@ -32,9 +32,7 @@ class SignatureCache:
         return self._requests[number]
 
     def learn(self, requests: list[Request]) -> None:
-        """Give a number to each new request, in order. All ranks call this with the same
-        requests.
-        """
+        """Number the new requests, in order. All ranks call this with the same requests."""
         for request in requests:
             if request in self._numbers or not self.capacity:
                 continue

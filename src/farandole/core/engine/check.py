@@ -87,7 +87,7 @@ def no_rows(kind: Kind, name: str) -> str:
     label = "the tensor" if ".noname" in name else name
     return (
         f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a"
-        " single number without rows: give it a dimension with reshape(1), or reduce it with"
+        " single number without rows: add a dimension with reshape(1), or reduce it with"
         " allreduce.)"
     )
 

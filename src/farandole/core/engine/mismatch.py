@@ -10,7 +10,7 @@ from farandole.core.engine.check import no_rows
 _SHOWN = 8  # most ranks to list
 _UNNAMED = (
     "(The calls have no name and were matched by number: ranks that make different calls, or in a"
-    " different order, mix them up. Give them names.)"
+    " different order, mix them up. Name them.)"
 )
 
 

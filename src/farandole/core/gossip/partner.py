@@ -145,8 +145,8 @@ class Partner:
         until = time.monotonic() + SILENCE
         found = self._called()
         while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
-            # it hung up: the socket of a killed process accepts a moment longer than the process
-            # lives
+            # it closed the connection: the socket of a killed process still accepts connections for
+            # a moment
             time.sleep(PAUSE)
             found = self._called()
         if isinstance(found, Session):

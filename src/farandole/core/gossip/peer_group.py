@@ -39,7 +39,7 @@ class Served(Protocol):
         """Answer a message of another rank."""
 
     def look_for(self, rank: int) -> None:
-        """Check a rank that has hung up."""
+        """Check a rank that has closed its connection."""
 
     def close(self) -> None:
         """Finish the averages in progress."""
@@ -235,8 +235,8 @@ class PeerGroup:
         )
 
     def look_for(self, rank: int) -> None:
-        """Check a rank that has hung up. If it is lost, training fails at its next exchange. The
-        highest rank needs this check, as it sends no requests of its own.
+        """Check a rank that has closed its connection. If it is lost, training fails at its next
+        exchange. The highest rank needs this check, as it sends no requests of its own.
         """
         partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
         if partner is None or self._closing:

@@ -416,7 +416,7 @@ class Messages:
             what = f"{nbytes} bytes of a different dtype than expected"
         message.error = MismatchError(
             f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag"
-            f" {message.tag}) of {what}: give tensors of the same dtype and number of elements on"
+            f" {message.tag}) of {what}: pass tensors of the same dtype and number of elements on"
             " both ranks"
         )
         raise message.error

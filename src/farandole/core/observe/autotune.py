@@ -314,7 +314,7 @@ def _open(path: str, *, on: bool) -> TextIO | None:
     if not claim(file.fileno(), os.fstat(file.fileno()).st_size if on else 0):
         file.close()
         raise SettingsError(
-            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) is in use by another job; give"
-            " each job its own file"
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) is in use by another job; use a"
+            " separate file for each job"
         )
     return file

@@ -130,7 +130,7 @@ class Servers:
             self._tell({"do": "commit", "number": number})
 
     def leave(self) -> None:
-        """Let no rank wait for this one until it pushes again."""
+        """Stop other ranks from waiting for this one until it pushes again."""
         self._tell({"do": "leave"})
 
     def _tell(self, message: Message) -> None:

@@ -57,8 +57,8 @@ def _send_all(session: Session, memory: memoryview, stalled: Callable[[], None])
 
 
 def receive(session: Session) -> Message | None:
-    """Receive a message; None if the other end hung up. Raises WireError for an invalid message,
-    OSError, PeerLostError.
+    """Receive a message; None if the other end has closed the connection. Raises WireError for an
+    invalid message, OSError, PeerLostError.
     """
     data = session.receive(LIMIT)
     if data is None:

@@ -150,7 +150,7 @@ class Dashboard:
 
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
         if len(names) < 2:
-            raise HTTPException(400, "give two or more runs: /api/compare?runs=A,B")
+            raise HTTPException(400, "pass two or more runs: /api/compare?runs=A,B")
         metric, goal = request.query_params.get("metric"), request.query_params.get("goal")
         found = compare([self._found(name) for name in names], metric=metric, goal=goal)
         return JSONResponse(_plain(found.to_json(curves=False)))

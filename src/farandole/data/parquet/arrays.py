@@ -95,7 +95,7 @@ def _cast(numbers: Array, column: Column, location: RowLocation, row_of: RowOf) 
     converted, misfit = cast(numbers, column.dtype)
     if misfit >= 0:
         text = f"{numbers[misfit]} does not fit into {column.dtype}: {rule(column.dtype)}"
-        cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or drop such rows"
+        cure = f"pass dtypes={{{column.name!r}: a dtype that holds it}}, or drop such rows"
         raise location.error(column.name, row_of(misfit), f"{text}; {cure}")
     return converted
 

@@ -60,6 +60,6 @@ def fitting(array: Array, column: Column) -> Array:
     if misfit >= 0:
         raise DataError(
             f"decode returned {array.flat[misfit]}, which does not fit: {rule(column.dtype)};"
-            f" change decode, or give dtypes={{{column.name!r}: a dtype that holds it}}"
+            f" change decode, or pass dtypes={{{column.name!r}: a dtype that holds it}}"
         )
     return converted

@@ -26,7 +26,7 @@ from farandole.data.parquet.numeric_cast import cast, is_number, rule
 from farandole.errors import DataError
 
 _PURPOSE = "reading Parquet"
-_BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
+_BINARY = "pass decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 
 
 def column_of(
@@ -134,7 +134,8 @@ class _Field(NamedTuple):
         if not dtype.isnative:
             raise DataError(
                 f"{option} does not have this machine's byte order; to read bytes in the other"
-                f" order, give decode={{{self.name!r}: a function with np.frombuffer(value,"
+                " order, pass"
+                f" decode={{{self.name!r}: a function with np.frombuffer(value,"
                 f" {chosen!r}).astype({dtype.name!r})}}"
             )
         return str(dtype.name)

@@ -396,7 +396,7 @@ class _Iteration:
         declared = column.name in self._reader.data.column_options.dtypes
         if not declared and not np.can_cast(array.dtype, column.dtype, "same_kind"):
             raise DataError(
-                f"decode returned {array.dtype}, but the first row has {column.dtype}; give"
+                f"decode returned {array.dtype}, but the first row has {column.dtype}; pass"
                 f" dtypes={{{column.name!r}: {array.dtype.name!r}}}"
             )
         return fitting(array, column)

@@ -48,8 +48,8 @@ class ParquetSource:
                 raise DataError(f"{option}=[] names no column. Omit it to read all columns")
         if columns is not None and features is not None:
             raise DataError(
-                f"columns={list(columns)} and features={features!r} mean the same. Give only one"
-                " of them"
+                f"columns={list(columns)} and features={features!r} mean the same. Pass only one of"
+                " them"
             )
 
     def __repr__(self) -> str:

@@ -115,14 +115,14 @@ class ClassColumns(NamedTuple):
         if scored and self.kind is None:
             raise SettingsError(
                 "raw_prediction_col and probability_col need to know what the model returns, and"
-                " its loss does not tell: give output_kind="
-                f"{' or '.join(repr(kind) for kind in KINDS)}"
+                " its loss does not show it: pass"
+                f" output_kind={' or '.join(repr(kind) for kind in KINDS)}"
             )
         if scored and several and self.kind is not None and self.kind.binary:
             raise SettingsError(
                 f"the loss is of two classes, and the model returns {shape[0]} numbers: they are"
                 " not scores of exclusive classes. Leave out raw_prediction_col and"
-                " probability_col, or give output_kind="
+                " probability_col, or pass output_kind="
             )
         makers = {
             self.prediction: self._prediction(several),

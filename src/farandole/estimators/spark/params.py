@@ -282,6 +282,6 @@ class EstimatorParams(Declared):
         bounds = [name for name in ("min_num_proc", "max_num_proc") if self.isSet(name)]
         if self.isSet("backend") and bounds:
             raise SettingsError(
-                f"{bounds[0]}={self.getOrDefault(bounds[0])} has no effect on a backend. Give the"
+                f"{bounds[0]}={self.getOrDefault(bounds[0])} has no effect on a backend. Pass the"
                 " bounds to the backend: LocalBackend(4, min_np=2, max_np=4)"
             )

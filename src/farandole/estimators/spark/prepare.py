@@ -117,8 +117,8 @@ def _check_apart(df: Any, folders: Sequence[str]) -> None:
     for folder in folders:
         if any(f"{each}/".startswith(f"{_plain(spark_url(folder))}/") for each in read):
             raise DataError(
-                f"the DataFrame reads files of {folder}, which prepare_data would overwrite. Give"
-                " the store another train_path and val_path, or train on these files with"
+                f"the DataFrame reads files of {folder}, which prepare_data would overwrite. Create"
+                " the store with another train_path and val_path, or train on these files with"
                 " fit_on_parquet"
             )
 

@@ -61,7 +61,7 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
         return (
             ""
             if name in readable
-            else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+            else f"pass data_options={{'decode': {{{name!r}: function of the bytes}}}}"
         )
     if isinstance(kind, T.StructType):
         return "select its fields as columns, F.col('column.field'), or drop it"

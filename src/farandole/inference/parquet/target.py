@@ -25,7 +25,7 @@ MANIFEST = "_farandole.json"  # readers ignore names that begin with an undersco
 _OWN = (".part-", f".{MANIFEST}.")  # incomplete files
 _CURES = {
     "model": (
-        ". For a model that differs in each process, give model_version= (--model-version) in all"
+        ". For a model that differs in each process, pass model_version= (--model-version) in all"
         " calls"
     )
 }

@@ -155,7 +155,7 @@ def _check_process_sets(process_sets: Any) -> None:
     for process_set in process_sets or ():
         if not isinstance(process_set, ProcessSet):
             raise ValueError(
-                f"process_sets={process_sets!r}: {process_set!r} is not a ProcessSet. Give sets"
+                f"process_sets={process_sets!r}: {process_set!r} is not a ProcessSet. Pass sets"
                 " like ProcessSet([0, 1]), which you can then pass to collectives, or"
                 ' "dynamic"'
             )

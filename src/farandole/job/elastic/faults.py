@@ -19,7 +19,7 @@ class HostFaults:
         self._counts: dict[str, int] = {}  # damaged replicas by host
 
     def hear(self, kind: str, rest: str, value: bytes | bytearray | memoryview) -> None:
-        """Note a report of a rank; thread-safe.
+        """Record a report of a rank; thread-safe.
 
         ``kind``: ``damaged`` or ``straggler``. ``rest``: the number of a membership, a slash, and
         any text. ``value``: see ``job.report.keys``. A malformed report is logged and dropped.

@@ -32,7 +32,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     if bool(options.run) == options.all:
-        raise SettingsError("name the runs to stop, or give --all; see farandole stop --help")
+        raise SettingsError("name the runs to stop, or use --all; see farandole stop --help")
     home = RunsHome()
     folders = _all_active(home) if options.all else [find_run(home, each) for each in options.run]
     active = [folder for folder in folders if folder.end() is None]

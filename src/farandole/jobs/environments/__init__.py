@@ -70,7 +70,7 @@ def check(spec: EnvironmentSpec, source: str) -> None:
     if spec.policy == "build":
         if file is None:
             raise SettingsError(
-                "the policy 'build' needs an environment file; give one with --environment"
+                "the policy 'build' needs an environment file; pass one with --environment"
             )
         find_uv()
     if spec.python:
@@ -86,7 +86,7 @@ def _file(spec: EnvironmentSpec) -> EnvironmentFile | None:
 def _require_equal(file: EnvironmentFile | None, python: str) -> None:
     if file is None:
         raise SettingsError(
-            "the policy 'strict' needs an environment file; give one with --environment"
+            "the policy 'strict' needs an environment file; pass one with --environment"
         )
     if differing := differences(file, interpreter(python)):
         raise SettingsError(

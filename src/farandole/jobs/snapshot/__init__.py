@@ -55,7 +55,7 @@ def select(source: str, home: RunsHome, limit: SnapshotLimit = DEFAULT) -> Sourc
     if os.path.realpath(source) == os.path.realpath(home.path):
         raise SettingsError(
             f"the source folder {source!r} is the home of all runs (FARANDOLE_HOME); submit from"
-            " the folder of the program, or give it by --source"
+            " the folder of the program, or pass it with --source"
         )
     found = scan(source, rules_of(source), without=home.path, most=limit.scanned)
     check_limit(source, found, limit)

@@ -55,8 +55,8 @@ def check_limit(source: str, found: SourceScan, limit: SnapshotLimit) -> None:
     more = "" if found.complete else "more than "
     raise SettingsError(
         f"the source {source!r} has {more}{readable_size(size)} in {more}{counted(number, 'file')},"
-        f" and a snapshot may have {most}. Largest: {_largest(found, by_number=too_many)}. Leave"
-        " files out by .amlignore, pass data with --input, or raise --snapshot-limit"
+        f" and a snapshot may have at most {most}. Largest: {_largest(found, by_number=too_many)}."
+        " Leave files out by .amlignore, pass data with --input, or raise --snapshot-limit"
     )
 
 

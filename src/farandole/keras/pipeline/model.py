@@ -166,8 +166,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         )
 
     def load_weights(self, filepath: Any, **options: Any) -> None:
-        """Give all ranks the weights of a file that rank 0 reads, written from the plain model or
-        from a pipeline. All ranks call this.
+        """Broadcast the weights of a file that rank 0 reads, written from the plain model or from a
+        pipeline. All ranks call this.
         """
         self._own.meet()
         with self._together():

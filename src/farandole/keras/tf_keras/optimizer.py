@@ -400,8 +400,8 @@ class _Distributed:
         self.__dict__["_farandole"].end_of_epoch(self)
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective if
-        ranks exchange weights; otherwise their weights are equal already.
+        """Replace each rank's weights by their mean over all ranks, to evaluate or save them.
+        Collective if ranks exchange weights; otherwise their weights are equal already.
         """
         self.__dict__["_farandole"].average_weights(self)
 

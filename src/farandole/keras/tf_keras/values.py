@@ -70,7 +70,7 @@ def reducescatter(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Give all ranks ``root_rank``'s values of the graph's global variables, in Keras's session.
+    """Broadcast ``root_rank``'s values of the graph's global variables, in Keras's session.
 
     Raises RuntimeError in eager mode, which has no list of variables: use the callback or
     ``broadcast_variables`` there.

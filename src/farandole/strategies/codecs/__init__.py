@@ -64,8 +64,8 @@ def state_label(of: Codec | None) -> str:
 
 
 def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
-    """Note that the optimizer ``owner`` uses ``of`` for tensors of these names. None: the optimizer
-    made the codec for itself.
+    """Record that the optimizer ``owner`` uses ``of`` for tensors of these names. None: the
+    optimizer has created its own codec.
 
     An optimizer may replace another one for good. Raises ValueError if two take turns with one
     name: the state of one tensor would be applied to the other.

@@ -42,7 +42,7 @@ class Accelerator(Protocol):
         """Make later device work of the calling thread wait for a collective of that backend."""
 
     def touch(self) -> None:
-        """Note that the calling thread has queued device work that the next ``record_event`` must
+        """Record that the calling thread has queued device work that the next ``record_event`` must
         cover.
         """
 
@@ -59,7 +59,7 @@ class Accelerator(Protocol):
         """
 
     def record_stream(self, tensor: Any) -> None:
-        """Note that the calling thread continues with a tensor that was made on the stream."""
+        """Record that the calling thread continues with a tensor that was made on the stream."""
 
     def drain(self) -> None:
         """Wait until the stream is empty."""

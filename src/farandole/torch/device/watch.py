@@ -40,7 +40,7 @@ class Watch:
         self._thread.start()
 
     def note(self, work: Any) -> None:
-        """Note ``work`` as the latest work on the device."""
+        """Record ``work`` as the latest work on the device."""
         self._last = (work, monotonic())
 
     def cause(self, seconds: float) -> HorovodInternalError | None:

@@ -178,7 +178,7 @@ class ShareState:
             self._exchange(parameters)
 
     def _exchange(self, parameters: list[Any]) -> None:
-        """Give all ranks the gradients and buffers of the global batch. Collective."""
+        """Compute the gradients and buffers of the global batch on all ranks. Collective."""
         shares, flat = self.shares, self._step.flat
         assert flat is not None
         context.announce_step(self.steps)

@@ -57,7 +57,7 @@ class Keeper:
             self._own.keep(state, context.commit_number())
 
     def hand_over(self, state: Any) -> None:
-        """Give the own values of lost ranks to the present ranks. Collective."""
+        """Hand over the own values of lost ranks to the present ranks. Collective."""
         if self._own is not None:
             self._own.hand_over(state)
 

@@ -40,8 +40,8 @@ class OwnValues:
             self._sender.send(number, self._absorbed, saved)
 
     def hand_over(self, state: Any) -> None:
-        """Give the values of lost ranks to the present ranks, and form the channel for copies.
-        Collective, at the start of each membership.
+        """Hand over the values of lost ranks to the present ranks, and create the channel for
+        copies. Collective, at the start of each membership.
         """
         self.close()
         self._pending = frozenset()

@@ -15,7 +15,7 @@ from farandole.core.api.commits.commit_file import Commit, job_of
 from farandole.errors import DataError
 
 KEPT = 2  # files in a folder: the newest one, and the previous one if the newest one is damaged
-AFRESH = "Give another folder to train from the beginning"
+AFRESH = "Use another folder to train from the beginning"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BEGIN = 1 << 12  # bytes that contain the first line of a commit
 _NAME = re.compile(r"commit-(\d{12})")

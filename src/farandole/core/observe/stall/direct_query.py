@@ -23,7 +23,9 @@ from farandole.net.handshake import Newcomers, authenticate
 _SERVE_SECONDS = 3.0  # seconds for which one query is served
 _LONGEST = 1 << 20  # bytes of an answer
 _PENDING = 16  # least number of connections in a handshake at one time; all ranks may query
-_PAUSE = 0.05  # seconds before a rank that hung up is queried again: it had too many connections
+_PAUSE = (
+    0.05  # seconds before retrying a rank that closed the connection: it had too many connections
+)
 
 
 class DirectQuery:
@@ -122,8 +124,8 @@ class DirectQuery:
         return dict(found)
 
     def _ask_until(self, end: float, host: str, port: int, rank: int) -> Answer | None:
-        """Return the answer of a rank: without a stack if the rank hung up or refused; None if it
-        was silent.
+        """Return the answer of a rank: without a stack if the rank closed the connection or
+        refused; None if it was silent.
         """
         silent, left = True, end - time.monotonic()
         while left > 0:

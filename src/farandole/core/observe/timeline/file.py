@@ -50,8 +50,8 @@ class ArrayFile:
         if not claim(self._fd, keep):
             os.close(self._fd)
             raise SettingsError(
-                f"the timeline file {path!r} is in use by another job; give each job its own file"
-                " (--timeline-filename, HOROVOD_TIMELINE)"
+                f"the timeline file {path!r} is in use by another job; use a separate file for each"
+                " job (--timeline-filename, HOROVOD_TIMELINE)"
             )
         self._end = keep  # position of the closing bracket
         self._separator = b",\n" if keep else b"[\n"

@@ -55,7 +55,7 @@ def merge(timelines: Sequence[Sequence[Event]]) -> list[Event]:
     heads: list[Mapping[str, Any]] = [events[0]["farandole"] for events in timelines]
     ranks = [head["rank"] for head in heads]
     if len(set(ranks)) < len(ranks):
-        raise SettingsError(f"give one timeline of each rank; these are of ranks {ranks}")
+        raise SettingsError(f"pass one timeline of each rank; these are of ranks {ranks}")
     begin = min((head["begin"] for head in heads), default=0.0)
     names: list[Event] = []
     merged: list[Event] = []

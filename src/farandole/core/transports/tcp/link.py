@@ -174,7 +174,7 @@ class TcpLink:
         self._idle = 0.0  # seconds without any transfer
         self._readahead = [bytearray() for _ in range(self.size)]
         self._readahead_limit = ASIDE * rendezvous.streams
-        # peers that are not read from: their limit is reached, or they hung up
+        # peers that are not read from: their limit is reached, or they have closed the connection
         self._paused: set[int] = set()
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
         self._readiness = Readiness((board.connections.fileno(), board.stop))

@@ -136,7 +136,7 @@ class TorchTraining(Training):
         if now != first:
             raise SettingsError(
                 f"the optimizer has {now} parameter groups, but had {first} when training began,"
-                " and the returned model and resumed runs expect that number. Give it all"
+                " and the returned model and resumed runs expect that number. Pass it all"
                 " parameters, and let callbacks freeze and unfreeze them with requires_grad_()"
             )
         groups = [

@@ -52,8 +52,7 @@ class MpiLauncher:
             numbers = [slot.host for slot in slots if ":" in slot.host]
             if numbers:
                 raise SettingsError(
-                    f"mpirun does not accept the IPv6 address {numbers[0]} in -H: give"
-                    " the host name"
+                    f"mpirun does not accept the IPv6 address {numbers[0]} in -H: use the host name"
                 )
         import subprocess
 
