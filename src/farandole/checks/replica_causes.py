@@ -53,7 +53,7 @@ class EarlierDifference(NamedTuple):
 
 
 def difference_of(place: int, mine: Array, other: Array) -> ValueDifference | None:
-    """Return the difference between the bytes of one value on two ranks, equally many, as arrays of
+    """Return the difference between the bytes of one value on two ranks, given as arrays of
     uint8; None if they are equal.
     """
     changed = np.bitwise_xor(mine, other)

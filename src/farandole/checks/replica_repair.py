@@ -254,12 +254,12 @@ class _Difference(NamedTuple):
         ranks = [*self.votes.damaged] if self.votes.majority else [0, *self.votes.damaged]
         verb = "differ" if len(ranks) > 1 else "differs"
         others = " from the other ranks" if self.votes.majority else ""
-        end = "adopted the values of the others" if self.votes.majority else "cannot go on"
+        end = "adopted the values of the others" if self.votes.majority else "cannot continue"
         return DIFFERENT_REPLICAS.finding(
             f"{ranks_named(ranks)} {verb}{others} in {self.shown}, and {end}. The cause is the"
-            f" program, and not a defect, because {self.mistake}. Begin with equal weights"
+            f" program, not a defect, because {self.mistake}. Begin with equal weights"
             " (hvd.broadcast_parameters), change weights and learning rates on all ranks in the"
-            " same way, and keep a value of each rank's own out of the state"
+            " same way, and keep values that differ between ranks out of the state"
             " (state.register_per_rank)",
             where=self.names[self.votes.places[0]],
         )
