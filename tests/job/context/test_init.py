@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from farandole.errors import NotInitializedError
 from farandole.job import context
 from farandole.job.config import Connection, Placement
 from farandole.job.context import session
+from tests.kits.messages import mentions
 from tests.run_job import job
 
 
@@ -27,6 +29,20 @@ def test_without_a_job_there_is_one_rank() -> None:
     context.init()
     assert context.placement() == Placement()
     assert context.connection() == Connection()
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_program_without_commits_is_reported(
+    has_state: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keeper = "farandole.core.api.commits.keeper"
+    monkeypatch.setenv("FARANDOLE_COMMIT_DIR", "/commits")
+    monkeypatch.setitem(sys.modules, keeper, sys)
+    if not has_state:
+        monkeypatch.delitem(sys.modules, keeper)
+    context.init()
+    context.shutdown()
+    assert mentions(capfd.readouterr().err, "/commits", "hvd.elastic.run") is not has_state
 
 
 def test_each_session_has_an_id_that_all_ranks_know(

@@ -252,12 +252,24 @@ def shutdown() -> None:
         )
         for check in end_checks:
             check(end)
+        if end.rank == 0 and ended.settings.commit_dir:
+            _report_missing_commits(ended.settings.commit_dir)
     ended.sets.shutdown()
     ended.observers.close()
     if servers is not None and handles:
         parameter_servers.keep_until_exit(servers)
     elif servers is not None:
         servers.close(reporter.failed())
+
+
+def _report_missing_commits(folder: str) -> None:
+    if "farandole.core.api.commits.keeper" not in sys.modules:
+        log.logger.warning(
+            "the program wrote no commits to %s (--commit-dir), because it has no elastic state."
+            " Train in a function with hvd.elastic.run or hvd.elastic.auto, or with Keras's fit and"
+            " a DistributedOptimizer",
+            folder,
+        )
 
 
 def _leave() -> None:
