@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -238,6 +239,23 @@ def test_processes_of_a_lost_agent_are_no_cause() -> None:
         assert registry.workers[0].poll() == 0
         assert b"it was preempted" in (store.pop("outcome/0") or b"")
         assert store.pop("outcome/1") is None
+    finally:
+        registry.close()
+        store.close()
+
+
+def test_a_process_without_an_agent_is_not_awaited() -> None:
+    """The host of a rank that is about to start cannot be reached."""
+    store = StoreServer(new_secret())
+    registry = AgentRegistry(store, (), 1, lambda index: None, "ssh")
+    try:
+        worker = registry.add(0, plan(None, 1)[0], {}, {})
+        assert worker.alive()
+        worker.terminate()
+        assert not worker.alive()
+        assert worker.poll() == -signal.SIGTERM
+        orders = [json.loads(store.pop(f"agent/0/order/{number}") or b"") for number in (0, 1)]
+        assert [order["do"] for order in orders] == ["start", "terminate"]
     finally:
         registry.close()
         store.close()

@@ -388,7 +388,7 @@ class Watch:
         return [worker.slot.rank for worker in self._workers if worker.poll() is None]
 
     def _say_that_it_waits(self, seconds: float) -> None:
-        if seconds > 0 and not self._job.display.quiet:
+        if seconds >= 1.0 and not self._job.display.quiet:
             ranks = self._running()
             who = ranks_named(ranks) if ranks else "processes that ranks have started"
             self._job.display.note(

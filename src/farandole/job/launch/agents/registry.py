@@ -15,6 +15,7 @@ import fcntl
 import json
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,11 @@ class RemoteWorker:
 
     def terminate(self) -> None:
         self._order("terminate")
+        if self.agent is not None and self.agent not in self._registry.agents:
+            # Its host may not be reachable: nothing runs there, and an agent that comes later ends
+            # the process at once.
+            self.gone = True
+            self.end(-signal.SIGTERM)
 
     def kill(self) -> None:
         self._order("kill")
