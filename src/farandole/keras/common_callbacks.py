@@ -94,7 +94,7 @@ class WarmUp(LearningRates):
     batch by batch.
 
     ``initial_lr``: the rate for all ranks together, which is the rate for one rank times
-    ``size()``.
+    ``size()``. With ``--fixed-global-batch`` the number of shares replaces ``size()``.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class WarmUp(LearningRates):
             # The last batch of an epoch gets the whole epoch number. The callback may be created
             # outside of any rank, such as on an estimator's driver.
             return warmup_factor(
-                epoch + 1 / (self.steps_per_epoch or 1), context.size(), warmup_epochs
+                epoch + 1 / (self.steps_per_epoch or 1),
+                context.shares() or context.size(),
+                warmup_epochs,
             )
 
         super().__init__(

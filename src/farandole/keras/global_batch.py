@@ -118,8 +118,7 @@ def _of_losses(model: Any) -> Iterator[tuple[str, str]]:
 
 def _of_layers(model: Any) -> Iterator[tuple[str, str]]:
     for layer in model._flatten_layers():
-        # Farandole's own layer, and Keras's with synchronized=True
-        if hasattr(layer, "_process_set") or getattr(layer, "synchronized", False):
+        if hasattr(layer, "_process_set"):  # Farandole's own layer
             yield (
                 f"{layer.name!r} normalizes over the batches of all ranks",
                 "use BatchNormalization",

@@ -197,9 +197,10 @@ def _refuse_shares() -> None:
     """Raise SettingsError in a job with a fixed global batch."""
     if context.shares() if context.takes_part() else Settings.from_env().fixed_global_batch:
         raise SettingsError(
-            "--fixed-global-batch needs an optimizer that computes its gradients by share:"
-            " farandole.torch.DistributedOptimizer. With this framework the gradients would depend"
-            " on the number of ranks. Remove the flag"
+            "--fixed-global-batch works with farandole.torch.DistributedOptimizer, and with"
+            " model.fit of Keras 3 and farandole.keras.DistributedOptimizer(..., shard=True). With"
+            " this optimizer the gradients would depend on the number of ranks. Use one of these,"
+            " or remove the flag"
         )
 
 
