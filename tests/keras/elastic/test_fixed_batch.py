@@ -42,12 +42,12 @@ def rows_in_order(epoch: int, step: int) -> Any:
 
 
 def rows_of_batches(epoch: int, step: int) -> Any:
-    """Each batch has equally many rows; the last one repeats its own."""
+    """Each batch has the same number of rows; the last one repeats its own."""
     return _of_batches(range(step * SHARES, (step + 1) * SHARES))
 
 
 def rows_of_a_generator(epoch: int, step: int) -> Any:
-    """An epoch of two steps begins where the one before has ended."""
+    """An epoch of two steps begins where the previous one has ended."""
     first = (2 * epoch + step) * SHARES
     return _of_batches(range(first, first + SHARES))
 
