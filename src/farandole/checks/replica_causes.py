@@ -1,9 +1,9 @@
 """The causes of replicas that differ: damage by hardware, or a mistake in the program. Pure.
 
 A defect of a processor or a memory changes single numbers of one rank. A program whose ranks begin
-with other weights, or change them in other ways, makes most numbers differ, or differs in the same
-numbers again after each repair. Gradients are reduced over all ranks, so that a wrong number does
-not spread to others of its rank.
+with different weights, or change them differently, makes most numbers differ, or differs in the
+same numbers again after each repair. Gradients are reduced over all ranks, so that a wrong number
+does not spread to others of its rank.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 BLOCK = 8  # bytes
-# A mistake changes at least one of so many values: weights are one of four values per parameter
-# with Adam.
+# A mistake changes at least this fraction (1 / n) of the values: with Adam, weights are one of four
+# values per parameter.
 _MOST_VALUES = 8
 
 
@@ -89,7 +89,7 @@ def mistake_of(
     if len(sizes) > 2 and sizes[0] == 1:
         return f"the values of all {len(sizes)} ranks differ from each other"
     if len(sizes) > 1 and sizes[1] > 1:
-        return f"{ranks_named(votes.groups[1])} have the same values, and other ranks have others"
+        return f"{ranks_named(votes.groups[1])} have the same values, unlike the other ranks"
     for rank, found in differences.items():
         reason = _reason(found, values, earlier.get(rank), comparison, were_equal=were_equal)
         if reason:

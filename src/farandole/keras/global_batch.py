@@ -25,7 +25,9 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 @contextmanager
 def weighing(model: Any) -> Iterator[None]:
-    """Mark a call of ``fit``, at whose end the optimizers of ``model`` forget their weights."""
+    """Mark a call of ``fit``, at the end of which the optimizers of ``model`` reset their
+    weights.
+    """
     try:
         yield
     finally:
@@ -37,7 +39,7 @@ def weighing(model: Any) -> Iterator[None]:
 def weigh(model: Any, shares: Shares) -> None:
     """Weight the gradients of a rank with these ``shares``, in a job with a fixed global batch.
 
-    The weight is a constant of the compiled training step, which is compiled again if it changes.
+    The weight is a constant of the compiled training step, which is recompiled if it changes.
     """
     for _, reducer in reducers_of(model):
         if reducer.share_weight is not None and reducer.share_weight.set(shares):
@@ -72,7 +74,7 @@ def check_fit(model: Any, arguments: Mapping[str, Any], divided: bool) -> None:
         *_of_losses(model),
         *_of_layers(model),
     ):
-        raise SettingsError(f"{found}, which does not fit --fixed-global-batch: {cure}")
+        raise SettingsError(f"{found}, which is incompatible with --fixed-global-batch: {cure}")
 
 
 def _of_data(arguments: Mapping[str, Any], divided: bool) -> Iterator[tuple[str, str]]:
@@ -112,7 +114,7 @@ def _of_losses(model: Any) -> Iterator[tuple[str, str]]:
             yield (
                 f"the output {output.name!r} has a mask, and the loss is a mean over the positions"
                 " that a rank's rows leave",
-                "give the positions weights with sample_weight, and remove the mask",
+                "weight the positions with sample_weight, and remove the mask",
             )
 
 

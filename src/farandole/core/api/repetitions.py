@@ -5,12 +5,13 @@ from __future__ import annotations
 from farandole.errors import RepeatedFailureError
 
 MOST = 3  # equal failures in a row, after which the job ends
-# Commits between two equal failures that are no progress: a program may commit when it begins.
+# Commits between two equal failures that do not count as progress: a program may commit when it
+# begins.
 _FEW_COMMITS = 2
 
 
 class Repetitions:
-    """The failures of one rank that were not caused by the loss of another one."""
+    """The failures of one rank that were not caused by the loss of another rank."""
 
     def __init__(self) -> None:
         self.count = 0  # of equal failures in a row
@@ -25,11 +26,13 @@ class Repetitions:
         self._text, self._commits = text, commits
 
     def check(self, most: int) -> None:
-        """Raise RepeatedFailureError if ``most``, the greatest count of all ranks, is too large."""
+        """Raise RepeatedFailureError if ``most``, the maximum count over all ranks, is too
+        large.
+        """
         if most < MOST:
             return
         reason = self._text if self.count == most else "see the errors of the other ranks"
         raise RepeatedFailureError(
             f"the same failure occurred {most} times in a row after a return to the last commit:"
-            f" {reason}. The program does not get past this commit: correct the program"
+            f" {reason}. The program does not get past this commit: fix the program"
         )

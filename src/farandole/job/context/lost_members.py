@@ -17,7 +17,7 @@ from farandole.job.context.wiring import lost_text
 from farandole.job.report import keys
 from farandole.net.store.protocol import KeyValueStore
 
-# Seconds for which a collective waits before the store is asked, and between two questions.
+# Seconds for which a collective waits before the store is queried, and between two queries.
 PATIENCE = 2.0
 
 

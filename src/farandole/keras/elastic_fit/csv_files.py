@@ -25,8 +25,8 @@ def begin_within(callback: Any, epoch: int) -> None:
 
 
 def follow_path(callback: Any) -> None:
-    """Let a CSVLogger write to its present path, which changes when this rank becomes the first of
-    those with this path, or is no longer the first. It continues an existing file.
+    """Let a CSVLogger write to its present path, which changes when this rank becomes, or ceases to
+    be, the first rank with this path. It continues an existing file.
     """
     kind, file = _kind_of(callback), getattr(callback, "csv_file", None)
     if kind is None or file is None or file.name == callback.filename:
@@ -43,8 +43,8 @@ def _kind_of(callback: Any) -> Any:
 
 
 def _drop_rows(path: str, separator: str, epoch: int) -> None:
-    """Remove the rows at the end of a local file that belong to ``epoch`` or later ones, and a row
-    whose end is missing.
+    """Remove the rows at the end of a local file that belong to ``epoch`` or later ones, and an
+    incomplete row.
     """
     if not os.path.isfile(path):
         return

@@ -1,4 +1,4 @@
-"""Several batches as one, for ranks with several shares of a fixed global batch."""
+"""Merging several batches into one, for ranks with several shares of a fixed global batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _filled(leaf: Any, rows: int, take: Callable[[Any, Any], Any]) -> Any:
     count = int(leaf.shape[0])
     if count > rows:
         raise SettingsError(
-            f"a batch of {count} rows comes after a first batch of {rows}. With"
-            " --fixed-global-batch no batch may be larger than the first"
+            f"a batch of {count} rows follows a first batch of {rows}. With --fixed-global-batch no"
+            " batch may be larger than the first"
         )
     return leaf if count == rows else take(leaf, np.arange(rows) % count)

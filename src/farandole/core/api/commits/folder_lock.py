@@ -1,4 +1,6 @@
-"""The lock on a local folder of commits, so that two jobs on one host do not use one folder."""
+"""The lock on a local folder of commits, so that two jobs on one host do not use the same
+folder.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,18 @@ class FolderLock:
             if time.monotonic() >= end:
                 raise DataError(
                     f"another job writes commits to the folder: process {owner.pid} on"
-                    f" {owner.host}. Give each job a folder of its own, or end the other job"
+                    f" {owner.host}. Use a separate folder for each job, or end the other job"
                 )
             time.sleep(0.1)
 
     def acquire_if_free(self) -> None:
-        """Lock the folder unless that is impossible."""
+        """Lock the folder if possible."""
         if self._file is None:
             with contextlib.suppress(OSError):
                 self._try()
 
     def release(self) -> None:
-        """End the lock."""
+        """Release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
