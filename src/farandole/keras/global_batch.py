@@ -25,9 +25,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 @contextmanager
 def weighing(model: Any) -> Iterator[None]:
-    """Mark a call of ``fit``, at the end of which the optimizers of ``model`` reset their
-    weights.
-    """
+    """Mark a call of ``fit``. At its end, the optimizers of ``model`` reset their weights."""
     try:
         yield
     finally:
