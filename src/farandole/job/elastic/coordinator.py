@@ -412,7 +412,7 @@ class Coordinator:
         if len(stayers) + len(joiners) < self._options.min_np and not self.finished:
             return self._await_more(len(stayers) + len(joiners), now)
         commits = {each.process: self._ready[each.process].commits for each in stayers}
-        if not self._held.survive(commits.values()):
+        if not self._held.has_state(commits.values()):
             if not self._options.on_disk:
                 return self._conclude()
             self._held.lose()

@@ -17,7 +17,7 @@ class HeldCommits:
         self.least = self.lost = self.fruitless = 0
         self._most = 0
 
-    def survive(self, commits: Collection[int]) -> bool:
+    def has_state(self, commits: Collection[int]) -> bool:
         """Return whether a rank with one of ``commits`` has the state of the training."""
         return max(commits) >= self.least
 
