@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from farandole.data import from_parquet
-from farandole.errors import SettingsError
-from farandole.estimators import Callback
+from farandole.errors import JobFailedError, SettingsError
+from farandole.estimators import Callback, LocalBackend
 from tests.estimators import elastic_tools
 from tests.estimators.elastic_tools import RATE
 from tests.estimators.tools import written
@@ -53,3 +53,15 @@ def test_bounds_belong_to_the_backend_or_the_estimator() -> None:
     assert backend.num_processes() == 3
     with pytest.raises(SettingsError, match=mentioning("min_num_proc=2", "min_np")):
         estimator(min_num_proc=2)
+
+
+@pytest.mark.slow
+def test_a_fixed_global_batch_is_refused(tmp_path: Path) -> None:
+    """Rows are divided among the ranks, whatever the number of shares is."""
+    backend = LocalBackend(1, min_np=1, max_np=2, fixed_global_batch=True)
+    given = net()
+    refused = estimator(
+        given, optimizer=torch.optim.SGD(given.parameters(), lr=RATE), backend=backend, epochs=1
+    )
+    with pytest.raises(JobFailedError, match=mentioning("--fixed-global-batch", "estimator")):
+        refused.fit_on_parquet(written(tmp_path))

@@ -13,6 +13,7 @@ from typing import Any
 import farandole.numpy as hvd
 from farandole.core.api import elastic
 from farandole.core.api.state import ObjectState
+from farandole.data.shares import refuse_shares
 from farandole.estimators.checkpoint import Checkpoint
 from farandole.estimators.spec import Result, Spec
 from farandole.job.report import pickling
@@ -40,7 +41,8 @@ class EpochState(ObjectState):
 def train_elastic(train: Callable[[Spec], Result | None], spec: bytes) -> Result | None:
     """Return ``train(spec)``, which is called again whenever the ranks have changed.
 
-    Each call gets a new copy of the pickled ``spec``, because a training changes its model.
+    Each call gets a new copy of the pickled ``spec``, because a training changes its model. Raises
+    SettingsError in a job with a fixed global batch.
     """
 
     @elastic.run
@@ -49,5 +51,6 @@ def train_elastic(train: Callable[[Spec], Result | None], spec: bytes) -> Result
         return train(unpacked._replace(kept=state))
 
     hvd.init()
+    refuse_shares("an estimator")
     result: Result | None = attempt(EpochState())
     return result
