@@ -113,6 +113,23 @@ class TestLosses:
             made.step()
             assert made.ranks == (2, 3, *new)
 
+    def test_the_last_ranks_are_not_stopped_during_a_cooldown(self) -> None:
+        """The neighbour of a failed process is the only rank with the state until a returns."""
+        options = ElasticOptions(np=4, min_np=2, cooldown=(10.0, 100.0))
+        made = Job(options, {"a": 2, "b": 2})
+        made.step()
+        for failed in (0, 2):
+            made.end(failed)
+            assert Stop(3) not in made.step()
+            made.leave()
+            made.step()
+        (start,) = made.step(1.1)
+        assert isinstance(start, Start)
+        assert start.member.host == "b"
+        made.wait(start.member.process, after=0)
+        made.step()
+        assert made.ranks == (3, start.member.process)
+
     def test_fewer_than_min_np_wait_for_new_ones(self) -> None:
         made = job(least=2, a=2)
         made.end(1)

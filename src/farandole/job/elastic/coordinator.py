@@ -155,8 +155,19 @@ class Coordinator:
         elif ok:
             self.finished.add(process)
         else:
-            self.lost.add(process)
-            self._pool.member_failed(member.host, now)
+            self._fail(member, now)
+
+    def _fail(self, member: Member, now: float) -> None:
+        """Count a member as lost, and exclude its host, which is needed if all other members with
+        the state of the training run there.
+        """
+        self.lost.add(member.process)
+        holders = {
+            each.host
+            for each in self._live_members()
+            if not self._lacks_state(each) and self._pool.slots(each.host, now)
+        }
+        self._pool.member_failed(member.host, now, needed=holders == {member.host})
 
     def ready(
         self, process: int, after: int, commits: int, now: float, unreached: Sequence[int] = ()
@@ -372,10 +383,9 @@ class Coordinator:
         absent = [each for each in awaited if not self._has_left(each)]
         processes = tuple(each.process for each in absent)
         if waits and seconds >= (options.patience or options.timeout):
-            for process, host, _ in absent:
-                self._leaving[process] = math.inf
-                self.lost.add(process)
-                self._pool.member_failed(host, now)
+            self._leaving |= dict.fromkeys(processes, math.inf)
+            for member in absent:
+                self._fail(member, now)
             return [Overdue(processes, seconds, failed=True), *map(Stop, processes)]
         if waits and options.warning and seconds >= options.warning and not self._warned:
             self._warned = True

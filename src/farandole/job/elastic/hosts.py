@@ -72,12 +72,14 @@ class HostPool:
             host: slots for host, slots in self._found.items() if host not in self._departing
         }
 
-    def member_failed(self, host: str, now: float) -> None:
+    def member_failed(self, host: str, now: float, *, needed: bool = False) -> None:
         """Exclude a host because a member failed there.
 
-        The only host of a job is kept, and gets a new process after a second.
+        The only host of a job is kept, and gets a new process after a second. So is a ``needed``
+        host if there is a cooldown, after which other hosts will join it.
         """
-        if len(self.listed) == 1 and host in self.listed:
+        only = len(self.listed) == 1 and host in self.listed
+        if only or (needed and self._cooldown is not None):
             self._failures.pop(host, None)
             self._rest(host, now, ONLY_HOST)
             return
