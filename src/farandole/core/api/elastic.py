@@ -91,7 +91,7 @@ def _loop(
     """Call ``func``, and again after each error in ``survived``.
 
     In an elastic job, either all ranks synchronize the state or none does: a single rank that
-        skipped the synchronization would leave the others waiting.
+    skipped the synchronization would leave the others waiting.
     """
     skip_sync = False
     failures = Repetitions()
