@@ -35,7 +35,7 @@ def votes_of(digests: Sequence[Sequence[int]]) -> Votes:
     on all ranks.
 
     The majority is counted for all values together: a rank with one damaged value is not trusted
-        for any other value.
+    for any other value.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, row in enumerate(digests):

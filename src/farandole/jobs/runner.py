@@ -142,7 +142,7 @@ class _Runner:
 
     def _interrupted(self, error: driver.Interrupted) -> tuple[RunState, str, str]:
         """Return the state, cause and domain of an interrupted attempt."""
-        self._stop.look()  # the supervisor may have seen the request first, and sent a signal
+        self._stop.poll()  # the supervisor may have seen the request first, and sent a signal
         if self._stop.reason == CANCEL:
             return RunState.CANCELED, "canceled", WORKLOAD
         if self._stop.reason:
@@ -319,13 +319,13 @@ class _StopWatch:
         """End the watch, so that a late request does not interrupt the record of the end."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._over.set()
-        self.look()
+        self.poll()
 
     def _on_signal(self, *_: Any) -> None:
-        self.look()
+        self.poll()
         raise _Stopped
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Record a request to cancel that has not been seen yet."""
         if not self.reason and self._folder.requested(CANCEL) is not None:
             self.reason = CANCEL
@@ -333,7 +333,7 @@ class _StopWatch:
     def _watch(self) -> None:
         began = time.monotonic()
         while not self._over.wait(_LOOK):
-            self.look()
+            self.poll()
             if self._time_limit and time.monotonic() - began > self._time_limit:
                 self.reason = self.reason or (
                     f"the time limit of {self._time_limit:g} seconds is over"

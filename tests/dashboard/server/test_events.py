@@ -27,14 +27,14 @@ def test_a_watch_reports_each_change_once(home: RunsHome) -> None:
         home, ranks=2, state=RunState.RUNNING, logs=[b"old", b""], metrics={"loss": [1.0]}
     )
     watch = RunWatch(run)
-    assert parsed(watch.look()) == [
+    assert parsed(watch.poll()) == [
         ("run", {"state": "running", "cause": "", "stopping": False}),
         ("log", {"0": 3}),
     ]
-    assert watch.look() == []
+    assert watch.poll() == []
     add_points(run, {"loss": [0.5, float("nan")]}, first=1)
     add_points(run, {"loss": [7.0]}, rank=1)
-    assert parsed(watch.look()) == [
+    assert parsed(watch.poll()) == [
         (
             "points",
             {
@@ -45,11 +45,11 @@ def test_a_watch_reports_each_change_once(home: RunsHome) -> None:
         ("points", {"rank": 1, "series": {"loss": {"step": [0], "time": [1000.0], "y": [7.0]}}}),
     ]
     write(run.log_of(1), b"four")
-    assert parsed(watch.look()) == [("log", {"1": 4})]
+    assert parsed(watch.poll()) == [("log", {"1": 4})]
     run.request("cancel")
-    assert parsed(watch.look())[0][1]["stopping"]
+    assert parsed(watch.poll())[0][1]["stopping"]
     run.finish(RunState.CANCELED, "canceled")
-    assert parsed(watch.look()) == [
+    assert parsed(watch.poll()) == [
         ("run", {"state": "canceled", "cause": "canceled", "stopping": False})
     ]
 
@@ -60,9 +60,9 @@ def test_a_half_written_record_waits_for_its_rest(home: RunsHome) -> None:
         data = file.read()
     write(run.metrics_of(0), data[:-5])
     watch = RunWatch(run)
-    watch.look()
+    watch.poll()
     write(run.metrics_of(0), data)
-    assert parsed(watch.look())[0][1]["series"]["loss"]["y"] == [2.0]
+    assert parsed(watch.poll())[0][1]["series"]["loss"]["y"] == [2.0]
 
 
 def test_the_stream_has_changed_rows_and_the_open_run(home: RunsHome) -> None:

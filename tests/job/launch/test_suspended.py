@@ -32,7 +32,7 @@ def test_a_silence_is_reported_once_and_again_after_news() -> None:
     for now in range(30):
         if now == 15:
             pulse.hear(3, float(now))
-        seconds = pulse.look(3, float(now))
+        seconds = pulse.poll(3, float(now))
         if pulse.has_to_report(3, seconds):
             seen.append((now, seconds))
         assert not pulse.is_lost(seconds, has_ended=False)
@@ -42,10 +42,10 @@ def test_a_silence_is_reported_once_and_again_after_news() -> None:
 def test_a_driver_that_was_suspended_itself_reports_no_agent() -> None:
     pulse = AgentPulse(shutdown=5.0)
     pulse.hear(0, 0.0)
-    assert pulse.look(0, 1.0) == 1.0
-    assert pulse.look(0, 100.0) == 0.0
-    assert [pulse.look(0, now) for now in (101.0, 102.0, 103.0, 104.0)] == [1, 2, 3, 4]
-    assert pulse.is_lost(pulse.look(0, 105.0), has_ended=False)
+    assert pulse.poll(0, 1.0) == 1.0
+    assert pulse.poll(0, 100.0) == 0.0
+    assert [pulse.poll(0, now) for now in (101.0, 102.0, 103.0, 104.0)] == [1, 2, 3, 4]
+    assert pulse.is_lost(pulse.poll(0, 105.0), has_ended=False)
 
 
 def test_ranks_that_have_reported_do_not_wait_for_their_agent() -> None:

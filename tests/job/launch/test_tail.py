@@ -21,28 +21,28 @@ def tail(**settings: Any) -> JobTail:
 
 def test_a_warning_after_the_last_end_and_then_ever_later() -> None:
     watched, codes = tail(stall_warning_seconds=10.0), dict[int, int]()
-    assert watched.look(codes, 100.0) == 0.0
+    assert watched.poll(codes, 100.0) == 0.0
     codes[0] = 0
-    assert [watched.look(codes, now) for now in (101.0, 110.0, 111.0, 112.0)] == [0, 0, 10, 0]
+    assert [watched.poll(codes, now) for now in (101.0, 110.0, 111.0, 112.0)] == [0, 0, 10, 0]
     codes[2] = 0  # another end begins a new wait
-    assert [watched.look(codes, now) for now in (113.0, 122.0, 123.0, 132.0, 133.0, 143.0)] == [
+    assert [watched.poll(codes, now) for now in (113.0, 122.0, 123.0, 132.0, 133.0, 143.0)] == [
         *(0, 0, 10),
         *(0, 20, 0),
     ]
     codes |= {1: 0, 3: 0}
-    assert watched.look(codes, 1000.0) == 0.0
+    assert watched.poll(codes, 1000.0) == 0.0
 
 
 def test_no_warning_after_a_failure_or_without_the_stall_check() -> None:
     for codes, options in (({0: 0, 1: 1}, {}), ({0: 0}, {"stall_check_disable": True})):
         watched = tail(stall_warning_seconds=1.0, stall_shutdown_seconds=2.0, **options)
-        assert [watched.look(codes, now) for now in (0.0, 1000.0)] == [0.0, 0.0]
+        assert [watched.poll(codes, now) for now in (0.0, 1000.0)] == [0.0, 0.0]
         assert not watched.is_over(codes, 1000.0)
 
 
 def test_the_time_to_end_the_job_counts_from_the_last_end() -> None:
     watched, codes = tail(stall_shutdown_seconds=30.0), {0: 0, 1: 0, 2: 0}
-    watched.look(codes, 100.0)
+    watched.poll(codes, 100.0)
     assert not watched.is_over(codes, 129.0)
     assert watched.is_over(codes, 130.0)
     verdict = watched.verdict(codes, HOSTS, {3: "process 7 waits"})

@@ -204,12 +204,12 @@ def test_a_long_wait_is_recorded_once_with_its_end(
     waits: list[Waiting] = [Waiting("short", 0.5, (2,))]
     try:
         made = sampler.begin(0, lambda: waits)
-        made.look()
+        made.poll()
         waits[:] = [Waiting("grads", 2.5, (3, 1)), Waiting("short", 0.5, (2,))]
-        made.look()
-        made.look()
+        made.poll()
+        made.poll()
         waits.clear()
-        made.look()
+        made.poll()
         made.close()
     finally:
         sampler.tracker._forget()

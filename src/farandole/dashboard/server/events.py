@@ -59,7 +59,7 @@ async def events(
             found.append(event("runs", await run_in_threadpool(rows.since, version)))
             version = newest
         if watch is not None:
-            found += await run_in_threadpool(watch.look)
+            found += await run_in_threadpool(watch.poll)
         quiet = 0.0 if found else quiet + LOOK
         if quiet >= _PING:
             found, quiet = [b": ping\n\n"], 0.0
@@ -84,7 +84,7 @@ class RunWatch:
         for rank, path in self._journals.items():
             self._offsets[rank] = _last_line(path)
 
-    def look(self) -> list[bytes]:
+    def poll(self) -> list[bytes]:
         """Return the events of all changes since the last call."""
         found = []
         state = self._changed_state()

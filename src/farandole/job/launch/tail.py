@@ -32,7 +32,7 @@ class JobTail:
         left = [rank for rank in range(self._np) if rank not in codes]
         return left if codes and not any(codes.values()) else []
 
-    def look(self, codes: Mapping[int, int], now: float) -> float:
+    def poll(self, codes: Mapping[int, int], now: float) -> float:
         """Return the seconds since the last end if a warning is due, else 0.
 
         ``codes`` are the exit codes of the ranks that have ended.

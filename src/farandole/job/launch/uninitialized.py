@@ -34,7 +34,7 @@ class UninitializedRanks:
         self._unknown = job.np == 1 or job.settings.check == "off" or job.elastic is not None
         self._is_over = self._unknown or not job.command
 
-    def look(self, workers: Sequence[Worker]) -> None:
+    def poll(self, workers: Sequence[Worker]) -> None:
         """Look for a framework, if it is time and none has been found."""
         if self._is_over or time.monotonic() < self._began + self._after:
             return

@@ -217,7 +217,7 @@ class Watch:
         if self._servers.wanted and not self._servers.workers:
             self._start_servers()
         self._note()
-        self._uninitialized.look(self._workers)
+        self._uninitialized.poll(self._workers)
         self._pass_signals_on()
         self._show_messages()
         self._status.tick(
@@ -310,7 +310,7 @@ class Watch:
         to be ended.
         """
         codes, now = self._supervisor.codes, time.monotonic()
-        seconds, is_over = self._tail.look(codes, now), self._tail.is_over(codes, now)
+        seconds, is_over = self._tail.poll(codes, now), self._tail.is_over(codes, now)
         if not (seconds or is_over):
             return None
         running = self._tail.running(codes)

@@ -84,7 +84,7 @@ class Sampler:
             if looks % EVERY == 0:
                 self.sample()
             looks += 1
-            self.look()
+            self.poll()
 
     def close(self) -> None:
         """Record the last sample and end the thread."""
@@ -95,7 +95,7 @@ class Sampler:
             self._note(())  # the last report of the stall check may be older
         self._gpu.close()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Record the ranks for which this rank waits, if they have changed since the last look."""
         self._note(
             [wait for wait in self._waiting() if wait.seconds >= LEAST_WAIT and wait.missing]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.core.api.commits.placement import Holding, heirs_of, keepers_of, lost_among
+from farandole.core.api.commits.placement import Holding, heirs_of, holders_of, lost_among
 
 HOSTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9).map(sorted)
 
@@ -23,13 +23,13 @@ HOSTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9).map(sorted)
     ],
 )
 def test_keepers(hosts: str, copies: int, expected: list[list[int]]) -> None:
-    assert [keepers_of(rank, hosts, copies) for rank in range(len(hosts))] == expected
+    assert [holders_of(rank, hosts, copies) for rank in range(len(hosts))] == expected
 
 
 @given(HOSTS, st.integers(0, 4))
 def test_as_many_hosts_as_copies_may_be_lost(hosts: list[str], copies: int) -> None:
     for rank, host in enumerate(hosts):
-        found = keepers_of(rank, hosts, copies)
+        found = holders_of(rank, hosts, copies)
         assert len(found) == len(set(found)) == min(copies, len(hosts) - 1)
         assert rank not in found
         others = {hosts[each] for each in found} - {host}

@@ -75,15 +75,15 @@ def _watch(text: str, env: Mapping[str, str] = {}) -> tuple[NoticeWatch, list[No
 
 def test_a_file_comes_and_goes(tmp_path: Path) -> None:
     watch, heard = _watch(f"file:{tmp_path}/leave-{{host}}")
-    watch.look()
+    watch.poll()
     (tmp_path / "leave-h2").touch()
-    watch.look()
+    watch.poll()
     assert not heard
     (tmp_path / "leave-h1").touch()
-    watch.look()
-    watch.look()
+    watch.poll()
+    watch.poll()
     (tmp_path / "leave-h1").unlink()
-    watch.look()
+    watch.poll()
     assert [each.withdrawn for each in heard] == [False, True]
     assert str(tmp_path / "leave-h1") in heard[0].reason
 
@@ -91,11 +91,11 @@ def test_a_file_comes_and_goes(tmp_path: Path) -> None:
 def test_amazon_is_asked_with_a_token(service: Service) -> None:
     watch, heard = _watch("aws", {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.base})
     path = "/latest/meta-data/spot/instance-action"
-    watch.look()
+    watch.poll()
     assert not heard
     service.token = "another"  # the first one is no longer valid
     service.answers[path] = 200, '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
-    watch.look()
+    watch.poll()
     assert "terminate" in heard[0].reason
     assert heard[0].seconds is not None
     assert [verb for verb, *_ in service.asked] == ["PUT", "GET", "GET", "PUT", "GET"]
@@ -104,7 +104,7 @@ def test_amazon_is_asked_with_a_token(service: Service) -> None:
 def test_google_is_asked_with_its_header(service: Service) -> None:
     watch, heard = _watch("gcp", {"GCE_METADATA_HOST": service.base.removeprefix("http://")})
     service.answers["/computeMetadata/v1/instance/preempted"] = 200, "TRUE"
-    watch.look()
+    watch.poll()
     assert len(heard) == 1
     assert service.asked[0][2]["metadata-flavor"] == "Google"
 
@@ -127,11 +127,11 @@ def test_azure_names_the_machine(service: Service) -> None:
 def test_a_failing_service_withdraws_nothing(service: Service) -> None:
     watch, heard = _watch(f"{service.base}/leave")
     service.answers["/leave"] = 200, "now"
-    watch.look()
+    watch.poll()
     service.answers["/leave"] = 503, ""
-    watch.look()
+    watch.poll()
     service.answers["/leave"] = 404, ""
-    watch.look()
+    watch.poll()
     assert [each.withdrawn for each in heard] == [False, True]
 
 

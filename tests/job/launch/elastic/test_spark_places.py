@@ -94,9 +94,9 @@ class Simulation:
         self.store.receive(f"agent/{task}/exit/0", json.dumps({"code": code}).encode())
         self.store.receive(f"agent/{task}/gone/0", b"{}")
 
-    def look(self, seconds: float = 0.0) -> list[str]:
+    def poll(self, seconds: float = 0.0) -> list[str]:
         """Return the hosts after a look ``seconds`` from now."""
-        self.places.look(time.monotonic() + seconds)
+        self.places.poll(time.monotonic() + seconds)
         return list(self.places.find())
 
     def order(self, task: int, number: int) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def job() -> Iterator[Simulation]:
 
 
 def test_attempts_of_tasks_are_hosts(job: Simulation) -> None:
-    assert job.look() == []
+    assert job.poll() == []
     job.hear(12, 0)
     job.hear(11, 1)
-    assert job.look() == ["worker-task-11", "worker-task-12"]
+    assert job.poll() == ["worker-task-11", "worker-task-12"]
     worker = job.start(0, 12)
     [rank] = job.order(12, 0)["ranks"]
     assert rank["env"]["CUDA_VISIBLE_DEVICES"] == "7"
@@ -135,23 +135,23 @@ def test_attempts_of_tasks_are_hosts(job: Simulation) -> None:
 
 def test_a_failed_process_fails_its_task(job: Simulation) -> None:
     job.hear(1, 0)
-    job.look()
+    job.poll()
     job.start(0, 1)
     job.end(1, 1)
-    assert job.look() == []
+    assert job.poll() == []
     dismissal = job.order(1, 1)
     assert (dismissal["do"], bool(dismissal["error"])) == ("bye", True)
     job.hear(2, 0)  # Spark's next attempt
-    assert job.look() == ["worker-task-2"]
+    assert job.poll() == ["worker-task-2"]
     assert job.cluster.submitted == [0, 1]
 
 
 def test_a_process_that_has_finished_keeps_its_task(job: Simulation) -> None:
     job.hear(1, 0)
-    job.look()
+    job.poll()
     job.start(0, 1)
     job.end(1, 0)
-    assert job.look() == ["worker-task-1"]
+    assert job.poll() == ["worker-task-1"]
     assert job.store.pop("agent/1/order/1") is None
 
 
@@ -160,32 +160,32 @@ def test_a_decommissioned_executor_is_left(
 ) -> None:
     job.hear(1, 0, "4")
     job.hear(2, 1, "4")
-    job.look()
+    job.poll()
     job.start(0, 1)
     job.cluster.leaving.add("4")
-    assert job.look() == []
+    assert job.poll() == []
     assert mentions(caplog.messages, "worker-task-1", "4")
     assert job.order(2, 0) == {"do": "bye", "error": ""}, "no process waits there"
     assert job.store.pop("agent/1/order/1") is None, "its process leaves at a commit"
     job.end(1, 0)
-    job.look()
+    job.poll()
     assert job.order(1, 1) == {"do": "bye", "error": ""}
     job.cluster.ended = {0: "", 1: ""}
-    job.look()
+    job.poll()
     assert job.cluster.submitted == [0, 1, 0, 1]
 
 
 def test_a_lost_task_is_explained_by_spark(job: Simulation) -> None:
     for task in (1, 2):
         job.hear(task, task - 1)
-    job.look()
+    job.poll()
     worker = job.start(0, 1)
     for task in (1, 2):
         job.lose(task)
-    assert job.look() == []
+    assert job.poll() == []
     assert worker.poll() is None
     job.cluster.attempts[1] = Attempt("0", "ExecutorLostFailure (executor 0 exited)")
-    job.look()
+    job.poll()
     assert worker.poll() is not None
     outcome = job.store.pop("outcome/0")
     assert outcome is not None
@@ -200,13 +200,13 @@ def test_a_stopped_session_is_asked_nothing(
 
     for task in (1, 2):
         job.hear(task, task - 1)
-    job.look()
+    job.poll()
     worker = job.start(1, 2)
     job.cluster.stopped = True
     for question in ("attempt", "has_ended", "is_leaving", "submit"):
         monkeypatch.setattr(job.cluster, question, ask)
     job.lose(2)
-    assert job.look() == [f"{HOST}-task-1"]
+    assert job.poll() == [f"{HOST}-task-1"]
     assert worker.poll() is not None  # although its neighbour is still there
 
 
@@ -223,26 +223,26 @@ def test_a_session_is_stopped_by_its_driver_as_well() -> None:
 
 def test_a_job_that_has_failed_too_often_is_submitted_again(job: Simulation) -> None:
     job.hear(1, 0)
-    job.look()
+    job.poll()
     job.cluster.ended = {0: "Task 0 failed 4 times"}
-    job.look()
+    job.poll()
     assert job.cluster.submitted == [0, 1, 0]
     for pause in (2.0, 4.0):  # now no attempt reports
         job.cluster.ended = {0: "no such file: python"}
-        job.look()
+        job.poll()
         before = len(job.cluster.submitted)
-        job.look(pause - 1.0)
+        job.poll(pause - 1.0)
         assert len(job.cluster.submitted) == before
-        job.look(pause + 1.0)
+        job.poll(pause + 1.0)
         assert len(job.cluster.submitted) == before + 1
 
 
 def test_excluded_executors_are_not_asked_again_soon(job: Simulation) -> None:
     job.hear(1, 0)
-    job.look()
+    job.poll()
     job.cluster.ended = {0: "cannot run anywhere due to node and executor excludeOnFailure."}
-    job.look(LONGEST - 1.0)
-    job.look(LONGEST - 1.0)
+    job.poll(LONGEST - 1.0)
+    job.poll(LONGEST - 1.0)
     assert job.cluster.submitted == [0, 1]
 
 
@@ -250,7 +250,7 @@ def test_notices_are_passed_on(job: Simulation) -> None:
     heard: list[tuple[str, Notice]] = []
     job.places.watch_notices("SIGUSR1", lambda host, notice: heard.append((host, notice)))
     job.hear(1, 0)
-    job.look()
+    job.poll()
     job.start(0, 1)
     assert job.order(1, 0)["notices"] == ["worker-task-1", "SIGUSR1"]
     job.store.receive("agent/1/notice", Notice("SIGUSR1").to_bytes())

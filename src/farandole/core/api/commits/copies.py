@@ -1,7 +1,7 @@
 """Copies of each rank's own values in the memory of other ranks, sent in the background.
 
 A commit is sent while the next step runs: first its description, then the chunks that differ from
-the last acknowledged commit. The next commit waits until all keepers have acknowledged it, so that
+the last acknowledged commit. The next commit waits until all holders have acknowledged it, so that
 a copy is at most one commit old.
 """
 
@@ -114,13 +114,13 @@ class CopyReceiver:
 
 
 class CopySender:
-    """Sends this rank's own values to its keepers, on its own thread.
+    """Sends this rank's own values to its holders, on its own thread.
 
-    ``keepers``: their ranks. ``rank``: this rank.
+    ``holders``: their ranks. ``rank``: this rank.
     """
 
-    def __init__(self, messages: Messages, rank: int, keepers: list[int]) -> None:
-        self._messages, self._rank, self._keepers = messages, rank, keepers
+    def __init__(self, messages: Messages, rank: int, holders: list[int]) -> None:
+        self._messages, self._rank, self._holders = messages, rank, holders
         self._known: list[list[bytes]] = []  # the digests of the acknowledged chunks
         self._changed = threading.Condition()
         self._next: tuple[int, frozenset[int], Any] | None = None
@@ -139,7 +139,7 @@ class CopySender:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all keepers have the last commit."""
+        """Wait until all holders have the last commit."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is None or self._failed or self._closed)
 
@@ -183,11 +183,11 @@ class CopySender:
         data = np.frombuffer(b"".join(chunks), np.uint8)
         first = np.frombuffer(_HEADER.pack(len(description), len(data)), np.uint8)
         pending = []
-        for keeper in self._keepers:
+        for holder in self._holders:
             done = np.empty(0, np.uint8)
-            pending.append(self._messages.receive(keeper, _DONE, done, 0, _EVER))
+            pending.append(self._messages.receive(holder, _DONE, done, 0, _EVER))
             for tag, content in ((_FIRST, first), (_DESCRIPTION, description), (_CHUNKS, data)):
-                pending.append(self._messages.send(keeper, tag, content, 0, _EVER))
+                pending.append(self._messages.send(holder, tag, content, 0, _EVER))
         for transfer in pending:
             self._messages.wait(transfer)
             if transfer.error is not None:

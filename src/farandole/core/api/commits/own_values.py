@@ -10,7 +10,7 @@ from typing import Any
 
 from farandole.core.api.commits.chunks import LostRank
 from farandole.core.api.commits.copies import CopyReceiver, CopySender, Shelf
-from farandole.core.api.commits.placement import Holding, heirs_of, keepers_of, lost_among
+from farandole.core.api.commits.placement import Holding, heirs_of, holders_of, lost_among
 from farandole.core.api.objects import allgather_object
 from farandole.errors import HorovodInternalError
 from farandole.job import context
@@ -102,11 +102,11 @@ class OwnValues:
         messages = None if len(hosts) == 1 else context.messages_among(range(len(hosts)))
         if messages is None:
             return
-        keepers = [keepers_of(each, hosts, self._copies) for each in range(len(hosts))]
-        for ward, theirs in enumerate(keepers):
+        holders = [holders_of(each, hosts, self._copies) for each in range(len(hosts))]
+        for ward, theirs in enumerate(holders):
             if rank in theirs:
                 CopyReceiver(messages, ward, processes[ward], self._shelf)
-        self._sender = CopySender(messages, rank, keepers[rank])
+        self._sender = CopySender(messages, rank, holders[rank])
 
 
 def _merge(

@@ -1,7 +1,7 @@
 """The ranks that keep copies of a rank's own values, and the ranks that take over from lost ones.
 Pure.
 
-The keepers of a rank are on other hosts, each on a different one, so that as many hosts may be lost
+The holders of a rank are on other hosts, each on a different one, so that as many hosts may be lost
 as there are copies.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-def keepers_of(rank: int, hosts: Sequence[str], copies: int) -> list[int]:
+def holders_of(rank: int, hosts: Sequence[str], copies: int) -> list[int]:
     """Return the ranks that keep copies for ``rank``: at most ``copies``, the first ones on the
     next hosts, the others anywhere.
 

@@ -47,7 +47,7 @@ class HostWatch:
         threads.start(self._thread)
         return dict(self._hosts)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Query once, and report a change."""
         try:
             found = self._discovery.find()
@@ -81,7 +81,7 @@ class HostWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(self._period):
-            self.look()
+            self.poll()
 
 
 def _words(error: Exception) -> str:

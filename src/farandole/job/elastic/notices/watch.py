@@ -40,7 +40,7 @@ class NoticeWatch:
         if self._finders:
             threads.start(self._thread)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Query all sources once, and report a change."""
         found, failed = None, False
         for source, find in self._finders:
@@ -73,7 +73,7 @@ class NoticeWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(self._period):
-            self.look()
+            self.poll()
 
 
 def watch_host(host: str, text: str, report: Report) -> NoticeWatch:

@@ -243,7 +243,7 @@ class Agent:
                     for number, stream, data in pipes.read(LOOK):
                         sender.put(f"out/{number}", bytes([stream]) + data)
                     for rank in followed:
-                        rank.look(pipes, sender)
+                        rank.poll(pipes, sender)
         finally:
             sender.finish()
 
@@ -293,7 +293,7 @@ class Followed:
         self._reported_exit = False
         self._reported_gone = False
 
-    def look(self, pipes: Pipes, sender: Sender) -> None:
+    def poll(self, pipes: Pipes, sender: Sender) -> None:
         code = self._worker.poll()
         if code is not None and not self._ended:
             self._ended = time.monotonic()

@@ -28,7 +28,7 @@ class AgentPulse:
         self._heard[agent] = now
         self._reported.discard(agent)
 
-    def look(self, agent: int, now: float) -> float:
+    def poll(self, agent: int, now: float) -> float:
         """Return the seconds since the agent's last message, 0 if it has sent none."""
         if self._looked is not None and now > self._looked + PAUSE:
             # messages may be waiting for this process

@@ -247,7 +247,7 @@ class AgentRegistry:
         if worker.agent is None or worker.code is not None or worker.gone:
             return
         why, now = self._gone(worker.agent), time.monotonic()
-        seconds = self.pulse.look(worker.agent, now)
+        seconds = self.pulse.poll(worker.agent, now)
         if why is None and seconds >= BEAT:
             why = self._listen_for(worker.agent, seconds)
             if why is not None:

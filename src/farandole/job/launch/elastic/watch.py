@@ -204,7 +204,7 @@ class ElasticWatch(Watch):
             for rank, member in enumerate(members)
             if member.process in coordinator.finished or member.process in coordinator.lost
         }
-        seconds, is_over = self._tail.look(codes, now), self._tail.is_over(codes, now)
+        seconds, is_over = self._tail.poll(codes, now), self._tail.is_over(codes, now)
         if not (seconds or is_over):
             return
         running = {members[rank].process: rank for rank in self._tail.running(codes)}

@@ -256,7 +256,7 @@ class SparkPlaces:
         failing = False
         while not self._closing.wait(LOOK):
             try:
-                self.look(time.monotonic())
+                self.poll(time.monotonic())
                 failing = False
             except Exception as error:  # the gateway's
                 if not (failing or self._jobs.stopped or self._closing.is_set()):
@@ -267,7 +267,7 @@ class SparkPlaces:
                     )
                 failing = True
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Check all tasks once: record those that have reported or were lost, dismiss those that
         can no longer have a rank, and submit slots again.
         """
