@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 CHUNK = 8192  # words of 64 bits that are summed for the digest of a whole array
-SAMPLE = 1024  # elements of an array that are sampled
-_BITS = 62  # of a digest: int64 holds both the digest and its negative
+SAMPLE = 1024  # sampled elements per array
+_BITS = 62  # bits of a digest: int64 holds both the digest and its negative
 
 
 def digest(array: Array) -> int:
@@ -34,9 +34,7 @@ def digest(array: Array) -> int:
 
 
 def gradient_digest(array: Array) -> int:
-    """Return ``digest``, or 0 for an array that says nothing about the data: all zeros, or not
-    finite.
-    """
+    """Return ``digest``, or 0 for an uninformative array: all zeros, or not finite."""
     seen = np.ascontiguousarray(sampled(array.reshape(-1)))
     return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
 
@@ -44,9 +42,9 @@ def gradient_digest(array: Array) -> int:
 def whole_digest(array: Array) -> int:
     """Return a digest of all bytes of an array, as ``digest`` for its samples.
 
-    The digest is made of the sums of chunks of ``CHUNK`` words of 64 bits, modulo 2**64, so it is
-    as fast as memory. Any change of a single word is seen. Two changes in one chunk that cancel in
-    the sum are not.
+    It combines the sums of chunks of ``CHUNK`` 64-bit words, modulo 2**64, and runs at the speed of
+    memory. It detects any change of a single word, but not two changes in one chunk whose sum is
+    zero.
     """
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     words = flat[: len(flat) // 8 * 8].view(np.uint64)

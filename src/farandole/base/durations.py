@@ -1,4 +1,4 @@
-"""Durations as people write them."""
+"""Human-readable durations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names under which distributed optimizers exchange.
+"""Names of the collectives of distributed optimizers.
 
-Of a collective that only other ranks have requested, a rank knows only the name. Therefore the name
-identifies the optimizer, and only this module makes and parses such names.
+A rank knows only the name of a collective that other ranks have requested. The name therefore
+identifies the optimizer, and only this module builds and parses such names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 
 def exchange_name(kind: str, number: int | str) -> str:
-    """Return the name under which optimizer ``number`` exchanges."""
+    """Return the name of the collectives of optimizer ``number``."""
     return f"{kind}.{number}"
 
 

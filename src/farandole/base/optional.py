@@ -27,14 +27,14 @@ def require_file_system(url: str, purpose: str) -> None:
     """Import the file system of fsspec for ``url``, without a connection.
 
     ``purpose`` is the use of the URL, for the message. Raises ImportError with the package to
-    install if it is missing, and ValueError if fsspec does not know the URL's protocol.
+    install if it is missing, and ValueError if fsspec does not support the URL's protocol.
     """
     registry = require("fsspec.registry", purpose)
     protocol = url.partition("://")[0].partition("::")[0]
     try:
         registry.get_filesystem_class(protocol)
     except ImportError as error:
-        # fsspec raises an error with advice from the one of the import.
+        # fsspec chains its own error, which gives advice, to the import's error.
         package = getattr(error.__cause__ or error, "name", None) or f"fsspec[{protocol}]"
         package = package.split(".")[0]
         raise ImportError(

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Bytecode, and so a pickled function, is for one minor version.
+# Bytecode, and therefore a pickled function, is specific to a minor version of Python.
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PARENT = os.path.dirname(FOLDER)
 _NAME = os.sep + os.path.basename(FOLDER) + os.sep

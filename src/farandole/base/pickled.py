@@ -1,8 +1,8 @@
 """A cloudpickle pickler that keeps the file names of functions, and pickles more objects.
 
-cloudpickle omits file names from version 3.1.3 on; without them, neither the line of a traceback
-nor the place of a collective is known. The pickler also accepts torch's parametrized modules,
-caches of functools, and IPython's names.
+cloudpickle omits file names from version 3.1.3 on; without them, tracebacks and reports of
+collectives cannot show a source line. The pickler also accepts torch's parametrized modules, caches
+of functools, and IPython's names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threads that a job needs, and the reason if one cannot be started."""
+"""Thread creation, with the reason and the cure if a thread cannot be started."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class ReduceOp(IntEnum):
 
     @classmethod
     def given(cls, op: Any) -> ReduceOp:
-        """Convert the ``op`` argument of a program. Raises ValueError if it is not one of these.
+        """Convert the ``op`` argument of a program. Raises ValueError for any other value.
 
         Members of other enumerations are rejected because their numbers differ:
         torch.distributed.ReduceOp.SUM is 0.
@@ -101,7 +101,7 @@ class ReduceOp(IntEnum):
 class Kind(IntEnum):
     """The collectives. Their names appear in Horovod's error messages.
 
-    ALLOCATE allocates memory on all ranks at once.
+    ALLOCATE allocates memory on all ranks collectively.
     """
 
     ALLREDUCE = 0
@@ -215,7 +215,7 @@ class Response(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A place for one rank, with its numbers there."""
+    """A place for one rank, with the rank's numbers."""
 
     rank: int
     host: str

@@ -1,10 +1,10 @@
 """The network interfaces of this host: the addresses at which others may reach it, in the order to
 try.
 
-A host with several interfaces, some of them dead or not routable, is normal. Which interface leads
-where is only known by trying, so each side offers all of its addresses, and the other side finds
-one that responds. The address itself shows whether it is IPv4 or IPv6; no other code depends on
-that.
+A host with several interfaces, some of them dead or not routable, is normal. Only a connection
+attempt shows which interface reaches which host, so each side offers all of its addresses, and the
+other side tries them until one responds. The address itself shows whether it is IPv4 or IPv6; no
+other code depends on that.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def _speed(name: str) -> int:
 def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[Interface]:
     """Return the interfaces to offer, in the order to try them. Pure.
 
-    ``names`` is the user's own ordered list ("eth0,ib0"). Without it, all interfaces but the
-    loopback are offered, the fastest first; among equally fast ones, the one with the address
-    ``near`` is first. Raises SettingsError for unknown names.
+    ``names`` is the user's ordered list ("eth0,ib0"). Without it, all interfaces but the loopback
+    are offered, the fastest first; on a tie, the interface with the address ``near`` comes first.
+    Raises SettingsError for unknown names.
     """
     known: dict[str, list[Interface]] = {}
     for interface in found:
@@ -221,7 +221,7 @@ def is_here(host: str) -> bool:
 def _resolved(host: str) -> frozenset[str]:
     """Return a host's addresses; empty if unknown (ssh's configuration may know the host)."""
     # Passed as bytes, because Python encodes text as IDNA, which rejects labels of more than 63
-    # letters that a host may have.
+    # letters, although host names may have them.
     name: str | bytes = host.encode() if host.isascii() else host
     try:
         found = socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)

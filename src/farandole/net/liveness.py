@@ -68,8 +68,8 @@ def reached(host: str, port: int, seconds: float) -> socket.socket:
 def unanswered(
     addresses: Sequence[tuple[str, int]], seconds: float = SURVEY_SECONDS
 ) -> set[tuple[str, int]]:
-    """Return the addresses, as numeric host and port, that answer nothing within ``seconds``. A
-    refused connection is an answer.
+    """Return the addresses (numeric host and port) that do not answer within ``seconds``. A refused
+    connection is an answer.
     """
     waiter, waiting = select.poll(), dict[int, tuple[socket.socket, tuple[str, int]]]()
     found = set[tuple[str, int]]()
@@ -126,7 +126,7 @@ def silence(sock: socket.socket) -> tuple[bool, float]:
 
 
 def silent(sock: socket.socket) -> bool:
-    """Return whether data is in flight but the peer's host acknowledged nothing for 8 seconds."""
+    """Return whether data is in flight that the peer's host has not acknowledged for 8 seconds."""
     under_way, seconds = silence(sock)
     return under_way and seconds > LOST_SECONDS
 

@@ -47,7 +47,8 @@ class PeerMemory(Protocol):
     publish_limit: int  # maximum number of bytes that a rank may publish at once
 
     def publish(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
-        """Share this rank's ``word`` (64 bits) and ``pieces``; return those from all ranks.
+        """Share this rank's ``word`` (64 bits) and ``pieces``; return the words and pieces of all
+        ranks.
 
         Collective, with a single wait. ``pieces`` are 1-D and consecutive; each returned uint8
         array begins with one rank's pieces. The arrays are valid until the second following call.
@@ -57,6 +58,5 @@ class PeerMemory(Protocol):
         """Send ``sends[i]`` to rank i and receive ``receives[i]`` from rank i.
 
         Arrays are uint8, at any address, without overlap. ``largest`` is the size in bytes of the
-        largest part of any rank, and the same on all ranks. ``publish`` must have been called
-        before.
+        largest part on any rank. Call ``publish`` first.
         """

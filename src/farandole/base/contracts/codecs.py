@@ -69,13 +69,13 @@ class Consensus(Protocol):
 
 @runtime_checkable
 class Retractable(Protocol):
-    """A codec with residuals or momentum, whose state must be rolled back for tensors that no rank
-    has given.
+    """A codec with residuals or momentum, whose state must be rolled back for tensors missing on
+    all ranks.
     """
 
     def retract(self, keys: Sequence[str]) -> None:
-        """Restore the state that these parts had before their last ``allreduce``, because no rank
-        had ``given`` them.
+        """Restore the state that these parts had before their last ``allreduce``, because they were
+        ``given`` on no rank.
         """
 
 
@@ -110,14 +110,12 @@ class Momentum(NamedTuple):
 
 @runtime_checkable
 class MomentumAware(Protocol):
-    """A codec that applies the momentum of the optimizer itself, because the optimizer would apply
-    it to numbers that arrive late.
+    """A codec that applies the optimizer's momentum itself, because the optimizer would apply it to
+    delayed values.
     """
 
     def follow(self, momenta: Mapping[str, Momentum]) -> None:
-        """Record the momentum with which the optimizer takes the results for these keys from now
-        on.
-        """
+        """Record the momentum that the optimizer applies to later results for these keys."""
 
 
 class Packed(NamedTuple):
@@ -147,9 +145,8 @@ class PushCodec(Codec, Protocol):
         """Pack data plus residuals without compression, in the type of the parts."""
 
     def arrived(self, packed: Packed, taken: bool) -> None:
-        """Count the bytes and adopt the new state.
-
-        If the push was not ``taken`` because it came too late, the old state stays.
+        """Count the bytes, and adopt the new state if the push was ``taken``, that is, not too
+        late.
         """
 
     def unpack(self, payload: Array, out: Array) -> None:

@@ -73,7 +73,7 @@ class Observer:
         """
 
     def waiting(self, collectives: Sequence[Waiting]) -> str:
-        """Handle waiting collectives; called about twice a second while there are any.
+        """Handle waiting collectives; called about twice a second while any rank waits.
 
         A non-empty return value ends the job, with this text as the reason.
         """

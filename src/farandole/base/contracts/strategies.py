@@ -153,7 +153,7 @@ class Encoding(Protocol):
 
 
 class SharedReference(Protocol):
-    """The values that ranks have in common after an exchange, relative to which a codec encodes.
+    """The values shared by all ranks after an exchange; a codec encodes differences from them.
 
     References are immutable; one instance serves any number of strategies and optimizers. See
     ``strategies.references`` for the implementations.
@@ -186,7 +186,7 @@ class Strategy(Protocol):
 
     spec: str  # in the syntax of ``--strategy``
     epochs: bool  # whether an exchange follows the end of each epoch
-    reference: SharedReference  # what ranks have in common after an exchange
+    reference: SharedReference  # values shared by all ranks after an exchange
     # One array per weight and slot: "weights" starts as a copy of the weight, "zeros" as zeros.
     slots: tuple[str, ...]
 

@@ -211,9 +211,7 @@ class ByteStreams(Protocol):
     overhead: int  # bytes that ``seal`` adds to a content
 
     def write(self, dst: int, data: Array) -> int:
-        """Send as much of ``data`` (uint8) as there is room for; return the number of bytes
-        sent.
-        """
+        """Send as much of ``data`` (uint8) as fits; return the number of bytes sent."""
 
     def read(self, src: int, into: Array) -> int:
         """Fill ``into`` (uint8) with the bytes available; return their number."""
@@ -281,7 +279,7 @@ class DeviceTransport(Transport, Protocol):
     def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         """Run ``work`` after the device has reached the events.
 
-        The second result is a callable: work that a thread enqueues after calling it waits for
-        ``work``. It may be called any number of times, on any thread. Raises RequestError on all
-        ranks if settings rule out this device.
+        The second result is a callable, which may be called any number of times, on any thread: the
+        calling thread's later device work waits for ``work``. Raises RequestError on all ranks if
+        settings rule out this device.
         """

@@ -3,7 +3,7 @@
 ``proof``: both ends prove that they know the job's secret. ``tls``: encryption of the handshake and
 the frames, if the job uses it, with a certificate made from the secret (``certificate``).
 ``session``: numbered frames, authenticated with keys of the connection. ``newcomers``: connections
-that have not proved anything yet.
+that are not authenticated yet.
 """
 
 from farandole.net.handshake.newcomers import Newcomers as Newcomers

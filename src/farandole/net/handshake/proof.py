@@ -2,7 +2,7 @@
 
 The protocol is challenge-response with the job's secret (keyed BLAKE2s, in both directions): each
 side signs both sides' fresh nonces, so a recorded handshake is useless. All messages before trust
-have a fixed size: no data from a stranger is parsed and no length of his is trusted. He has
+have a fixed size: no data from a stranger is parsed, and no length is trusted. A stranger has
 ``seconds`` to finish, and ``SILENCE`` to begin. The keys of the following session are derived from
 the secret and both nonces, so a relay between two peers does not have them.
 
@@ -67,7 +67,8 @@ def _key(secret: str) -> bytes:
 def authenticate(
     sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0
 ) -> Session:
-    """Prove both ends to each other and return the session. Raises AuthenticationError on failure.
+    """Authenticate both ends to each other and return the session. Raises AuthenticationError on
+    failure.
 
     ``purpose`` distinguishes the sockets of one job.
     """

@@ -45,12 +45,13 @@ class TlsStream:
         self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._dry = True  # all received data is decrypted
         self._sealed = memoryview(b"")  # encrypted data that the kernel has not accepted yet
-        self._owed = 0  # bytes of the content of ``_sealed``
+        self._owed = 0  # plaintext bytes in ``_sealed``
         self._broken = ""
         self.failures = ssl.SSLError
 
     def shake_hands(self, deadline: float, came: bytes = b"") -> bool:
-        """Continue the handshake with the bytes ``came`` from the peer. False if more are needed.
+        """Continue the handshake with the bytes ``came`` from the peer. Return False if more are
+        needed.
 
         Raises ssl.SSLError and socket errors.
         """

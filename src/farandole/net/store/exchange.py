@@ -10,8 +10,8 @@ from farandole.net.store.server import StoreServer
 
 
 class SecretExchange:
-    """A small store that gives the secret of ``store`` to processes that can only be reached in
-    public.
+    """A small store that gives the secret of ``store`` to processes whose arguments and environment
+    are public.
 
     They get a bootstrap ``token``, which requires TLS and opens only this exchange. Each of
     ``slots`` yields the secret once. Afterwards the exchange is closed, and the token is worthless,

@@ -30,7 +30,7 @@ Value = bytes | bytearray  # bytes from the network are not copied, because they
 
 
 def reply(session: Session, found: Value | None) -> bool:
-    """Answer with a value, or that there is none. Returns True."""
+    """Send a value, or None for a missing one. Returns True."""
     session.send(MISSING if found is None else FOUND)
     if found is not None:
         session.send(found)
@@ -38,7 +38,7 @@ def reply(session: Session, found: Value | None) -> bool:
 
 
 def swapped_value(swapped: bool, now: Value | None) -> Value | None:
-    """Return the answer to a swap: whether it was done, and the value afterwards."""
+    """Return the answer to a swap: whether it succeeded, and the value afterwards."""
     return None if now is None else bytes([swapped]) + now
 
 

@@ -1,4 +1,4 @@
-"""Ports for later listeners: torch.distributed's store on rank 0."""
+"""Free ports for later listeners, such as torch.distributed's store on rank 0."""
 
 from __future__ import annotations
 

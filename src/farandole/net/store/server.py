@@ -39,7 +39,7 @@ from farandole.net.store.frames import (
     swapped_value,
 )
 
-# Connections in their handshake; a further one replaces the oldest.
+# Unauthenticated connections; a further one replaces the oldest.
 MAX_PENDING = 256
 MAX_REQUEST = 64 << 10  # maximum bytes of a verb with its key
 MAX_VALUE = 64 << 20  # maximum bytes of a value, except for
