@@ -271,7 +271,7 @@ def test_the_latency_between_cores_leaves_affinity_alone() -> None:
 
 
 @pytest.mark.slow
-def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
+def test_the_cost_of_observers_is_shown_in_percent(tmp_path: Path) -> None:
     done = bench("observers", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for case in report.read_json(tmp_path / "out.json")[0]:

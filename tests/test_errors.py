@@ -126,7 +126,7 @@ def test_they_travel_between_processes(error: BaseException) -> None:
         assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
 
 
-def test_what_is_counted_has_its_plural() -> None:
+def test_counts_have_the_right_plural() -> None:
     assert [errors.counted(number, "rank") for number in (0, 1, 2)] == [
         "0 ranks",
         "1 rank",

@@ -62,7 +62,7 @@ def test_a_fit_recovers_the_constants_of_the_model() -> None:
     assert model.fitted(made(GIVEN)) == pytest.approx(GIVEN, rel=1e-6)
 
 
-def test_what_a_prediction_is_made_of() -> None:
+def test_predictions_add_up_their_parts() -> None:
     assert model.agreement(8, GIVEN) == pytest.approx(model.LATENCY + 14e-5)
     assert model.agreement(1024, GIVEN) == pytest.approx(6 * (model.LATENCY + 11e-5) + 1024e-8)
     full = model.crossing(1e8, 128, 1e9) / GIVEN.link

@@ -87,14 +87,14 @@ def caught(call: Callable[[], object]) -> BaseException:
         "gives its place away",
     ],
 )
-def test_what_a_handler_raises(each: Any) -> None:
+def test_exceptions_of_signal_handlers_are_interrupts(each: Any) -> None:
     with handled_by(each):
         assert interrupts(caught(lambda: signal.raise_signal(signal.SIGUSR1)))
         assert not interrupts(caught(deeper))
         assert not interrupts(caught(lambda: fails(np.zeros(3))))  # nothing is compared by value
 
 
-def test_what_ends_a_program() -> None:
+def test_keyboardinterrupt_and_systemexit_are_interrupts() -> None:
     assert interrupts(KeyboardInterrupt())
     assert interrupts(SystemExit(3))
 

@@ -41,7 +41,7 @@ def test_code_keeps_its_file_also_that_within() -> None:
     assert [function.__code__.co_firstlineno for function in functions] == [2, 3, 7, 11]
 
 
-def test_what_can_be_imported_goes_by_its_name() -> None:
+def test_importable_objects_are_pickled_by_name() -> None:
     assert cloudpickle.loads(pickled.dumps(SOURCE.splitlines))() == SOURCE.splitlines()
     assert cloudpickle.loads(pickled.dumps(pickled.dumps)) is pickled.dumps
 

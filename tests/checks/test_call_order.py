@@ -48,7 +48,7 @@ def test_another_call_order_is_reported_with_lines_and_ranks() -> None:
         [CallReport(), CallReport()],
     ],
 )
-def test_what_is_no_other_order(reports: list[CallReport | None]) -> None:
+def test_equal_orders_and_missing_reports_are_not_swaps(reports: list[CallReport | None]) -> None:
     assert swapped_calls(reports) is None
 
 

@@ -170,7 +170,7 @@ def test_ranks_that_are_alike_are_left_in_peace(
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-def test_what_is_a_ranks_own_may_differ(one: int, other: int) -> None:
+def test_values_local_to_a_rank_may_differ(one: int, other: int) -> None:
     assert told(ReplicaReport((0, one)), ReplicaReport((other, one)), ReplicaReport((0, one))) == ""
 
 

@@ -109,7 +109,9 @@ def test_interfaces_that_cannot_be_listed_break_no_wire(
 
 
 class TestGpus:
-    def test_what_nvidia_smi_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpus_are_read_from_nvidia_smi(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771 MiB, 580.1'\n")
         tool.chmod(0o755)

@@ -134,7 +134,7 @@ class TestRun:
             ),
         ],
     )
-    def test_what_cannot_be_exchanged_is_told_before_the_start(
+    def test_invalid_strategies_are_refused_before_the_start(
         self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 2

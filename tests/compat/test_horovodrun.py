@@ -238,7 +238,7 @@ def test_mpi_where_there_is_an_mpirun(
         assert mentions(capsys.readouterr().err, "--mpi", "mpirun") is (there is None)
 
 
-def test_what_has_no_effect_is_said_in_a_line_each(
+def test_each_flag_without_effect_is_reported_on_a_line(
     started: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = (
@@ -382,7 +382,7 @@ logging: {level: INFO, hide_timestamp: true}
             False,
         )
 
-    def test_what_nobody_knows_is_said(
+    def test_unknown_configuration_keys_are_reported(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.parse(tmp_path, "params: {cycle_tim_ms: 2}\nparam: 3\n")
@@ -422,7 +422,7 @@ logging: {level: INFO, hide_timestamp: true}
             ("params: {", "cannot be read"),
         ],
     )
-    def test_what_cannot_be_is_refused(
+    def test_invalid_configuration_files_are_refused(
         self, tmp_path: Path, content: str, says: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "config.yaml").write_text(content)

@@ -87,7 +87,7 @@ def test_the_distributed_optimizer_class_is_for_isinstance_only() -> None:
     assert mentions(said[3], "SGD", "_DistributedOptimizer", "hvd.allreduce_async_")
 
 
-def test_who_imports_horovod_hears_of_horovod() -> None:
+def test_errors_name_horovod_after_import_horovod() -> None:
     said = code(
         "import horovod, farandole.numpy as hvd\nfrom farandole.errors import ShutDownError\n"
         "try:\n    hvd.rank()\nexcept ValueError as error:\n    print(error, ShutDownError())"
@@ -97,7 +97,7 @@ def test_who_imports_horovod_hears_of_horovod() -> None:
     )
 
 
-def test_what_needs_no_framework_loads_none() -> None:
+def test_modules_without_a_framework_load_none() -> None:
     names = MODULES.split()
     assert code(f"import sys, {', '.join(names)}; print('torch' in sys.modules)") == "False"
 
@@ -265,7 +265,7 @@ class TestHorovodRunner:
             ("2", "TypeError"),
         ],
     )
-    def test_what_it_refuses(self, call: str, says: str) -> None:
+    def test_horovodrunner_refuses_invalid_arguments(self, call: str, says: str) -> None:
         done = python("-c", f"from sparkdl import HorovodRunner; HorovodRunner({call})")
         assert done.returncode == 1
         assert says in done.stderr

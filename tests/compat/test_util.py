@@ -78,7 +78,7 @@ def test_extensions(capsys: pytest.CaptureFixture[str]) -> None:
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 
 
-def test_what_is_built() -> None:
+def test_built_functions_report_the_available_parts() -> None:
     assert util.gloo_built() is True
     assert util.ddl_built() is False
     assert util.ccl_built() is False

@@ -91,7 +91,7 @@ def test_lanes_fit_into_memory_and_have_blocks_enough() -> None:
     assert lanes_for(blocks=1000, largest=5000, memory=1000) == 1
 
 
-def test_what_is_read_ahead_fits_into_memory_too() -> None:
+def test_read_ahead_fits_into_memory() -> None:
     assert ahead_for(threads=2, lanes=48, largest=4, memory=1000) == 48
     assert ahead_for(threads=2, lanes=48, largest=16, memory=1000) == 14
     assert ahead_for(threads=2, lanes=1, largest=4, memory=1000) == 4

@@ -252,7 +252,7 @@ def test_before_init_there_is_no_rank() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, says: str | tuple[str, ...]) -> None:
+def test_invalid_sampler_arguments_are_refused(make: object, says: str | tuple[str, ...]) -> None:
     with pytest.raises(SettingsError, match=mentioning(says)):
         make()  # type: ignore[operator]
 

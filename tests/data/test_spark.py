@@ -25,6 +25,6 @@ from tests.kits.messages import mentioning
         (SimpleNamespace(to_spark=list), "to_spark()"),
     ],
 )
-def test_what_is_no_dataframe_of_spark(frame: Any, text: str | tuple[str, ...]) -> None:
+def test_from_spark_refuses_other_objects(frame: Any, text: str | tuple[str, ...]) -> None:
     with pytest.raises(TypeError, match=mentioning("from_spark", "DataFrame", text)):
         from_spark(frame)

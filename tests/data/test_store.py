@@ -119,7 +119,7 @@ def test_names_are_no_patterns(store: Store) -> None:
 @pytest.mark.parametrize(
     "key", ["mtime", "LastModified", "last_modified", "updated", "created", "other"]
 )
-def test_what_file_systems_call_the_time_of_a_file(
+def test_modification_times_of_all_file_systems_are_read(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.create(str(tmp_path))

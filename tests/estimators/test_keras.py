@@ -212,7 +212,7 @@ def test_training_goes_on_with_the_state_of_the_optimizer(tmp_path: Path) -> Non
     )
 
 
-def test_what_layers_draw_comes_from_the_seed(tmp_path: Path) -> None:
+def test_layers_draw_from_the_seed(tmp_path: Path) -> None:
     path = written(tmp_path)
 
     def drawn(seed: int) -> np.ndarray:

@@ -162,7 +162,7 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_what_fit_accepts_is_read_in_any_process(spark: Any, tmp_path: Path) -> None:
+def test_saved_models_load_in_any_process(spark: Any, tmp_path: Path) -> None:
     path, known = written(tmp_path), columns()
     x, y = known["x"].astype("float32"), known["y"].astype("float32")[:, None]
     np.save(tmp_path / "x", x)
@@ -228,7 +228,7 @@ def test_an_estimator_is_read_with_its_losses(spark: Any, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_kept_is_an_error_at_fit(
+def test_models_that_cannot_be_saved_are_refused_by_fit(
     params: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match=mentioning(*words)):

@@ -194,7 +194,7 @@ def test_fits_at_once_keep_the_rows_until_the_last_has_ended(spark: Any) -> None
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
-def test_what_a_program_keeps_stays_kept(spark: Any) -> None:
+def test_frames_persisted_by_the_program_stay_persisted(spark: Any) -> None:
     rows = spark.range(0, 50, 1, 2).withColumn("x", F.rand())
     own = rows.select("x").persist()
     with computed_once(rows, ("x",), 0.4):
@@ -203,7 +203,7 @@ def test_what_a_program_keeps_stays_kept(spark: Any) -> None:
     own.unpersist()
 
 
-def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> None:
+def test_nondeterministic_frames_are_computed_once(spark: Any, tmp_path: Path) -> None:
     """A sum of floating numbers depends on the order in which an exchange has them, in the last
     bit, by which rows would fall to both sides, or to none; on a cluster each computation has an
     order of its own.

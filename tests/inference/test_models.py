@@ -156,7 +156,7 @@ def test_functions_without_arguments_load_models() -> None:
     np.testing.assert_array_equal(called(pack(np.exp), X), np.exp(X))
 
 
-def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+def test_invalid_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=mentioning("int", "torch module")):
         pack(3)
     with pytest.raises(SettingsError, match=mentioning("'.doc'")):

@@ -115,7 +115,7 @@ def test_timestamps_as_spark_writes_them_stay_instants(tmp_path: Path) -> None:
         assert found[name].slice(4).cast(column.type).to_pylist() == column.to_pylist(), name
 
 
-def test_what_footers_say_of_columns_stays_right(tmp_path: Path) -> None:
+def test_the_schema_in_footers_matches_the_columns(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     kinds = (
         ["x", "long"],

@@ -41,7 +41,7 @@ def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
         ("struct<a:int b:int>", "','"),
     ],
 )
-def test_what_is_no_type_is_told(text: str, why: str) -> None:
+def test_unknown_return_types_are_refused(text: str, why: str) -> None:
     with pytest.raises(SettingsError, match=mentioning(why)):
         parse(text)
 
@@ -126,7 +126,7 @@ def test_several_outputs_become_a_struct() -> None:
         (["a", 1], "string", "'string'"),
     ],
 )
-def test_what_does_not_fit_is_told(output: Any, kind: str, why: str) -> None:
+def test_outputs_that_do_not_fit_the_type_are_refused(output: Any, kind: str, why: str) -> None:
     with pytest.raises(DataError, match=mentioning(why)):
         to_arrow(output, parse(kind), 2)
 

@@ -475,7 +475,7 @@ def test_a_task_computes_on_the_gpu_that_spark_gave_to_it() -> None:
     assert [device_of(context("3", "4")), device_of(context())] == ["cuda:3", "cpu"]
 
 
-def test_what_cannot_work_is_told_on_the_driver() -> None:
+def test_invalid_options_raise_on_the_driver() -> None:
     with pytest.raises(SettingsError, match=mentioning("errors='ignore'", "'raise'", "'column'")):
         predict_udf(len, errors="ignore")
     with pytest.raises(SettingsError, match=mentioning("batch_size=0")):

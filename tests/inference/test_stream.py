@@ -150,7 +150,7 @@ def test_a_type_that_no_row_can_have_is_one_error() -> None:
     assert model.calls == []
 
 
-def test_who_stops_early_leaves_no_thread() -> None:
+def test_a_closed_stream_leaves_no_threads() -> None:
     def chunks() -> Iterator[Any]:
         while True:
             yield (column(b"a", b"b"),)

@@ -43,7 +43,7 @@ def test_a_sample_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(found).count("<- chosen") == 1
 
 
-def test_what_cannot_be_measured_is_told() -> None:
+def test_samples_that_cannot_be_measured_are_refused() -> None:
     with pytest.raises(DataError, match=mentioning("sample", "rows")):
         tune(np.exp, pa.table({"x": pa.array([], pa.float64())}))
     with pytest.raises(DataError, match="null"):

@@ -188,7 +188,7 @@ def test_vmap_scan_cond_and_while() -> None:
     job(2, check)
 
 
-def test_what_has_no_meaning_is_said() -> None:
+def test_unsupported_transformations_raise() -> None:
     def check(rank: int) -> None:
         import jax
         import jax.numpy as jnp

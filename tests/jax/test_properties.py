@@ -223,7 +223,7 @@ def test_factors_may_be_numbers_of_jax_but_not_of_a_program() -> None:
     job(2, check)
 
 
-def test_what_is_no_array_and_trees_and_compression() -> None:
+def test_scalars_trees_and_compression() -> None:
     def check(rank: int) -> None:
         import jax
         import jax.numpy as jnp

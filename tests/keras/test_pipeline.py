@@ -306,7 +306,7 @@ def test_a_model_is_saved_whole_and_goes_on(backend: str, tmp_path: Path) -> Non
     assert (len(layers), set(one)) == (2, {"loss", "accuracy"})
 
 
-def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
+def test_invalid_pipelines_are_refused_on_all_ranks() -> None:
     def make(rank: int) -> list[str]:
         import keras
 

@@ -146,7 +146,7 @@ class CodecKit:
                 assert all(np.isfinite(exact(array, dtype)).all() for array in got)
 
     @pytest.mark.parametrize("dtype", FLOATS)
-    def test_what_arrives_and_what_is_kept_is_all_that_was_given(self, dtype: DType) -> None:
+    def test_sent_plus_residual_equals_the_input(self, dtype: DType) -> None:
         """Of codecs that keep what they have not sent; others keep nothing."""
 
         def body(transport: Transport, codec: Codec) -> tuple[float, float]:

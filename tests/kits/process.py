@@ -110,7 +110,7 @@ class ProcessKit:
         assert results[1][0] == 0
         assert results[1][1] < 15.0
 
-    def test_what_a_rank_raises_is_told_to_the_others(self) -> None:
+    def test_the_reason_of_an_abort_reaches_other_ranks(self) -> None:
         def body(transport: Any) -> str:
             if transport.rank == 1:
                 transport.abort("rank 1 spilled the beans")

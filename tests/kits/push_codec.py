@@ -54,7 +54,7 @@ class PushCodecKit:
         return out
 
     @pytest.mark.parametrize("dtype", FLOATS)
-    def test_what_arrives_and_what_is_kept_is_all_that_was_given(self, dtype: DType) -> None:
+    def test_pushed_plus_residual_equals_the_input(self, dtype: DType) -> None:
         """Of each number. A push that was not taken changes nothing, and the end brings what is
         left.
         """
@@ -125,7 +125,7 @@ class PushCodecKit:
             assert np.isfinite(self.unpacked(packed, parts)).all() == (step != 1), step
             codec.arrived(packed, taken=True)
 
-    def test_what_is_no_payload_is_refused(self) -> None:
+    def test_malformed_payloads_are_refused(self) -> None:
         parts = self.parts(0)
         payload = self.codec().pack(parts, 0).payload
         out = np.empty(sum(len(part.buffer.data) for part in parts), np.float32)

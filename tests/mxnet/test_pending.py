@@ -251,7 +251,7 @@ def test_a_mismatch_is_raised_to_readers_on_all_ranks(
     job(2, fn)
 
 
-def test_what_is_wrong_on_one_rank_is_raised_there_at_once() -> None:
+def test_errors_of_one_rank_are_raised_by_the_call() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
@@ -342,7 +342,7 @@ def test_before_init_and_after_shutdown() -> None:
         hvd.broadcast_parameters({})
 
 
-def test_what_is_in_flight_at_shutdown_fails_when_it_is_read() -> None:
+def test_arrays_pending_at_shutdown_raise_when_read() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 

@@ -65,7 +65,7 @@ def test_parameters_with_sparse_values_are_told_with_the_cure() -> None:
     job(2, fn)
 
 
-def test_what_is_no_optimizer_is_told_with_the_cure() -> None:
+def test_objects_other_than_mxnet_optimizers_are_refused() -> None:
     import farandole.mxnet as hvd
 
     trainer = mx.gluon.Trainer(network().collect_params(), "sgd")

@@ -220,7 +220,7 @@ def test_a_network_on_two_devices_of_each_rank() -> None:
     assert_alike(job(2, fn), trained(net, plain.step, 0, 1))
 
 
-def test_what_only_some_ranks_computed_is_updated_on_all() -> None:
+def test_parameters_used_by_some_ranks_are_updated_on_all() -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
 

@@ -105,7 +105,9 @@ def test_the_users_choice_in_its_order() -> None:
     assert chosen(ALL, "lo") == [LOOPBACK]
 
 
-def test_what_is_offered_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_reachable_addresses_are_offered_to_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(network, "interfaces", lambda: ALL)
     assert offered("10.1.2.3") == "192.168.7.3/16,10.1.2.3/24,10.1.3.3/24"
     assert offered("10.1.2.3", "eth1") == "10.1.3.3/24"

@@ -63,7 +63,7 @@ def test_an_answer_is_awaited_no_longer_than_the_host_is_there(
         liveness.await_answer(one, 60.0)
 
 
-def test_what_the_kernel_says_of_a_connection() -> None:
+def test_liveness_reads_the_kernels_state_of_a_connection() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,

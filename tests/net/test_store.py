@@ -50,7 +50,7 @@ def trusted(server: StoreServer) -> Session:
 
 
 class TestValues:
-    def test_what_is_set_can_be_got(self, server: StoreServer, client: StoreClient) -> None:
+    def test_a_key_returns_its_last_value(self, server: StoreServer, client: StoreClient) -> None:
         client.set("a", b"1")
         client.set("b", b"")
         assert client.get("a", 1.0) == b"1"
@@ -444,7 +444,7 @@ class TestMembers:
             (1, 0.0, b"k" * (1 << 20), "announced a message of"),
         ],
     )
-    def test_what_cannot_be(
+    def test_malformed_requests_are_refused_and_logged(
         self,
         verb: int,
         seconds: float,
@@ -471,7 +471,7 @@ class TestMembers:
             assert session.receive(1) == b"\1"
             assert session.receive(10) == b"x"
 
-    def test_what_is_announced_is_not_allocated(
+    def test_an_announced_length_allocates_no_memory(
         self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Neither a value that no rank has to set, nor one of which nothing comes."""
@@ -500,7 +500,7 @@ class TestMembers:
         client.close()
         assert limits == {0.0, liveness.LOST_SECONDS}
 
-    def test_what_functions_return_may_be_large(
+    def test_results_of_functions_may_exceed_the_value_limit(
         self, server: StoreServer, client: StoreClient
     ) -> None:
         value = bytes(MAX_VALUE + 1)

@@ -265,7 +265,7 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         ),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_is_said_with_its_cure(
+def test_invalid_arguments_raise_and_the_job_continues(
     call: Any, error: type[Exception], text: str | tuple[str, ...]
 ) -> None:
     hvd.init()

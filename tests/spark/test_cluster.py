@@ -306,7 +306,7 @@ class TestOutput:
 
 
 class TestSpark:
-    def test_what_it_says_before_it_starts(self) -> None:
+    def test_horovodrunner_prints_its_plan_before_the_start(self) -> None:
         def train() -> None: ...
 
         _, err = printed(lambda: HorovodRunner(np=2).run(train))
@@ -341,7 +341,7 @@ class TestSpark:
         assert description == "HorovodRunner: train on 2 ranks (Farandole)"
         assert group.startswith("farandole-")
 
-    def test_who_cancels_the_callers_job_group_ends_the_job(
+    def test_cancelling_the_callers_job_group_ends_the_job(
         self, cluster: Any, tmp_path: Path
     ) -> None:
         def train(folder: str) -> None:

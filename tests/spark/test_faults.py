@@ -115,7 +115,7 @@ class TestOfTheFunction:
         with pytest.raises(JobFailedError, match=mentioning("Rank 1", "SIGSEGV")):
             run(train)
 
-    def test_what_cannot_be_pickled(self) -> None:
+    def test_unpicklable_values_are_named(self) -> None:
         lock = threading.Lock()
         with pytest.raises(SettingsError, match=mentioning("'lock'", "_thread.lock")):
             run(lambda: lock.acquire())

@@ -49,7 +49,7 @@ VALUES = {
 }
 
 
-def test_what_lives_in_the_drivers_session_is_refused_by_name(spark: Any) -> None:
+def test_objects_of_the_drivers_session_are_refused_by_name(spark: Any) -> None:
     objects = made(spark)
     for np in (-1, 2):
         for name, value in objects.items():

@@ -88,12 +88,12 @@ class TestBundle:
         assert "farandole/job/worker.py" in names
         assert all(name.endswith((".py", ".typed")) for name in names)
 
-    def test_what_is_there_already_is_used(self) -> None:
+    def test_an_installed_package_is_not_unpacked(self) -> None:
         for part in (packed, digests):
             part.cache_clear()  # another test may have called it, and a file been edited since
         assert boot.provide(*bundle()) == ("", {})
 
-    def test_what_is_missing_is_unpacked_once(self, elsewhere: Path) -> None:
+    def test_a_missing_package_is_unpacked_once(self, elsewhere: Path) -> None:
         archive = self.archive(notthere="VALUE = 5\n")
         folder, odd = boot.provide(archive, {"notthere": "digest"})
         assert odd == {"notthere": ""}
@@ -181,7 +181,7 @@ Caused by: java.lang.RuntimeException: not this"""
         ("something else\nand more", "something else"),
     ],
 )
-def test_what_spark_says_is_told_without_its_stack(text: str, says: str) -> None:
+def test_errors_of_spark_are_reported_without_the_stack(text: str, says: str) -> None:
     assert reason(Exception(text)) == says
 
 
@@ -291,7 +291,7 @@ class TestSlots:
             assert described == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"
         assert seen == [600.0, 900.0, 5.0]
 
-    def test_what_can_never_be_is_said_at_once(self) -> None:
+    def test_too_few_slots_of_a_fixed_cluster_fail_immediately(self) -> None:
         two = SparkCluster(
             Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2")
         )
@@ -397,7 +397,7 @@ class TestWithoutASession:
         assert messages.LONGEST == 4000
 
 
-def test_what_is_large_in_a_function_is_named() -> None:
+def test_large_values_in_a_function_are_named() -> None:
     images, few = bytes(12_000_000), [1, 2, 3]
 
     def train(lr: float) -> int:

@@ -41,7 +41,7 @@ def test_two_pieces_take_turns_and_no_third_is_wanted() -> None:
     assert not any(np.shares_memory(one, piece) for one, _ in kept[2:] for piece in pieces)
 
 
-def test_what_is_too_small_is_not_lent() -> None:
+def test_buffers_too_small_are_not_lent() -> None:
     lending = BufferPool()
     assert lending.lend(10, 0)[1]
     small, large = np.zeros(1000, np.uint8), np.zeros(9000, np.uint8)

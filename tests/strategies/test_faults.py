@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(spec: str) -> No
 
 
 @pytest.mark.slow
-def test_who_serves_the_parameters_and_is_killed_is_named() -> None:
+def test_a_killed_parameter_server_is_named() -> None:
     def fn(rank: int) -> str:
         step, _ = stepping("ssp:1")
         try:

@@ -23,7 +23,7 @@ lists = st.lists(
 
 
 @given(lists, st.booleans())
-def test_what_goes_in_comes_out(
+def test_packing_and_unpacking_keep_arrays(
     described: list[tuple[tuple[int, ...], str]], in_place: bool
 ) -> None:
     random = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_lists_that_differ_have_other_digests() -> None:
             flat_layout([arrays[0], arrays[1].astype(dtype)], ["a", "b"], None, False)
 
 
-def test_what_stands_twice_is_copied_once() -> None:
+def test_aliased_arrays_are_copied_once() -> None:
     array = np.arange(3.0)
     one, two, other = separate([array, array[:], np.arange(3.0)])
     assert one is array

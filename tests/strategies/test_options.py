@@ -14,7 +14,7 @@ from farandole.strategies.options import LINEAR, GradientOptions, gradient_optio
 from tests.kits.messages import mentioning
 
 
-def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
+def test_predivide_factors_cancel_out() -> None:
     assert predivided(ReduceOp.AVERAGE, 4.0) == (0.25, 4.0)
     assert predivided(ReduceOp.SUM, 1.0) == (1.0, 1.0)
     # they are sent

@@ -81,7 +81,7 @@ def test_reductions_of_every_type(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_moves_moves_any_type(mode: str) -> None:
+def test_collectives_without_arithmetic_take_any_dtype(mode: str) -> None:
     def body(rank: int) -> None:
         for dtype in [*DTYPES, "bool", "uint16", "uint32", "uint64", "complex64"]:
             x = tf.cast(mine(rank, (rank + 1, 2), "int32"), dtype)

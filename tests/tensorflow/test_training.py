@@ -396,7 +396,7 @@ def test_a_keras_optimizer_steps_with_tensorflow_variables() -> None:
     assert job(2, body) == [[4.0, -2.0]] * 2
 
 
-def test_what_optimizers_refuse() -> None:
+def test_optimizers_refuse_invalid_options() -> None:
     def body(rank: int) -> None:
         plain = v1.train.GradientDescentOptimizer(1.0)
         with pytest.raises(ValueError, match=mentioning("Adasum", "average_aggregated_gradients")):

@@ -9,7 +9,7 @@ from tests.kits.messages import mentioning
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-def test_what_there_is() -> None:
+def test_capabilities_match_torch() -> None:
     import farandole.torch as hvd
 
     assert hvd.gloo_built() is True

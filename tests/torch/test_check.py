@@ -400,7 +400,7 @@ def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
     )
 
 
-def test_what_ranks_may_have_of_their_own() -> None:
+def test_differences_that_ranks_may_have_are_not_reported() -> None:
     """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less
     data.
     """

@@ -379,7 +379,7 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
 @pytest.mark.parametrize(
     "spec", ["topk:0.1", "onebit", "powersgd:1", "randomk:0.1", "threshold:0.1"]
 )
-def test_what_is_kept_follows_the_scale_of_a_grad_scaler(spec: str) -> None:
+def test_residuals_follow_the_scale_of_a_grad_scaler(spec: str) -> None:
     """What was given is what came and what is kept, in true units, also where the scale changes, a
     step is skipped for an infinite gradient (which loses what came with it), and a run is resumed.
     Nothing infinite stays.
@@ -446,7 +446,7 @@ def unsent(state: Any, parameter: Any) -> Any:
 @pytest.mark.parametrize(
     ("spec", "op"), [("fp16", "Average"), ("fp16", "Sum"), ("sign", "Average")]
 )
-def test_what_comes_late_goes_through_the_codec_once(spec: str, op: str) -> None:
+def test_late_gradients_are_encoded_once(spec: str, op: str) -> None:
     """The first gradient of a parameter that was frozen, that was added, or that a second loss
     brings.
     """

@@ -205,7 +205,7 @@ def test_optimizers_of_the_gpu_go_on_from_their_state(
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
-def test_what_a_program_does_besides(n: int, settings: dict[str, Any]) -> None:
+def test_cuda_programs_beyond_dense_gradients(n: int, settings: dict[str, Any]) -> None:
     """Sparse gradients, BatchNorm over all ranks, gradients of collectives, objects, process sets,
     elastic state.
     """

@@ -128,7 +128,7 @@ def test_tensors_in_all_states(way: str) -> None:
     device_job(2, check, way)
 
 
-def test_what_the_device_is_told_and_in_which_order() -> None:
+def test_device_calls_come_in_order() -> None:
     """An event behind what was computed, the stream after the event, and what comes later after the
     stream.
     """
@@ -157,7 +157,7 @@ def test_what_the_device_is_told_and_in_which_order() -> None:
         ]
 
 
-def test_what_cannot_be_marked_is_not_submitted() -> None:
+def test_tensors_without_an_event_are_not_submitted() -> None:
     def check(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
         from farandole.errors import RequestError

@@ -72,7 +72,7 @@ NONE = "GPUs exchange through host memory: rank 1 has no CUDA GPU"
     ],
     ids=["own", "shared", "none", "off", "on"],
 )
-def test_what_ranks_agree_on_is_told_once(
+def test_the_agreed_device_path_is_logged_once(
     pretend_of: Any, settings: dict[str, Any], says: str
 ) -> None:
     first, *others = agreed(3, pretend_of, **settings)

@@ -137,7 +137,7 @@ def test_a_peer_that_dies_in_a_collective_is_named(way: str, wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 @pytest.mark.parametrize("blocks", [True, False], ids=["thread", "device"])
-def test_what_would_wait_for_a_dead_peer_for_ever_is_given_up(blocks: bool, wire: str) -> None:
+def test_device_waits_for_a_dead_peer_are_abandoned(blocks: bool, wire: str) -> None:
     said, calls = killed(
         2, survived, lambda rank: Dies("GPU-1") if rank else Hangs("GPU-0", blocks=blocks), wire
     )

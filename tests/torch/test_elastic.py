@@ -245,7 +245,7 @@ def test_going_back_after_a_backward_that_failed() -> None:
     assert job(2, check) == [[[2.0, 2.0]]] * 2
 
 
-def test_what_a_state_was_given_is_what_the_program_goes_on_with() -> None:
+def test_a_state_keeps_the_given_objects() -> None:
     """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep
     its rate.
     """

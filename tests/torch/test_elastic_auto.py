@@ -124,7 +124,9 @@ def test_a_rank_that_was_alone_exchanges_with_a_new_one() -> None:
         ({"loader": "batches"}, ("batch_size=None",)),
     ],
 )
-def test_what_cannot_be_trained_is_refused(change: dict[str, Any], values: tuple[str, ...]) -> None:
+def test_auto_refuses_parts_it_cannot_train(
+    change: dict[str, Any], values: tuple[str, ...]
+) -> None:
     import farandole.torch as hvd
 
     hvd.init()

@@ -173,7 +173,7 @@ def test_buckets_relaid_out_without_joined_ranks(overlap: str, options: dict[str
     job(2, fn, overlap=overlap, bucket_bytes=1 << 20)
 
 
-def test_what_cannot_be_done_without_them() -> None:
+def test_other_collectives_fail_after_join() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 

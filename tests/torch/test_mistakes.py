@@ -148,7 +148,7 @@ def test_two_optimizers_of_one_parameter_that_add_up() -> None:
     [(torch.optim.SGD, "the class SGD"), (torch.nn.Linear(2, 2), "a Linear")],
     ids=str,
 )
-def test_what_is_no_optimizer(optimizer: Any, found: str) -> None:
+def test_objects_other_than_optimizers_are_refused(optimizer: Any, found: str) -> None:
     import farandole.torch as hvd
 
     with pytest.raises(TypeError, match=mentioning("DistributedOptimizer", found)):

@@ -106,7 +106,7 @@ def test_the_first_step_is_named_too() -> None:
     assert all(len(texts) == 1 and mentions(texts[0], "step 1", "NaN") for texts in told), told
 
 
-def test_what_a_program_sees_to_is_not_told() -> None:
+def test_nonfinite_gradients_the_program_handles_are_silent() -> None:
     def skipping(rank: int) -> None:
         train(rank, skip)
 

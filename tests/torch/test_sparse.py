@@ -335,7 +335,7 @@ def test_a_parameter_whose_first_sparse_gradient_comes_late(
         torch.testing.assert_close(found, wanted, **wide)
 
 
-def test_what_has_no_rows_may_get_some() -> None:
+def test_sparse_gradients_without_rows_may_gain_some() -> None:
     """``zero_grad(set_to_none=False)`` leaves sparse gradients without rows, and the next backward
     adds to them.
     """
@@ -365,7 +365,7 @@ def test_what_has_no_rows_may_get_some() -> None:
 @pytest.mark.parametrize("codec", ["topk:0.25", "onebit", "powersgd:1"])
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("late", [0, 2])
-def test_what_a_codec_has_not_sent_goes_with_the_first_rows(codec: str, op: str, late: int) -> None:
+def test_residuals_are_sent_with_the_first_sparse_rows(codec: str, op: str, late: int) -> None:
     """``late``: so many steps later rank 1's gradient is sparse, too."""
 
     def fn(rank: int) -> None:

@@ -32,7 +32,7 @@ def clients() -> Iterator[list[StoreClient]]:
     server.close()
 
 
-def test_what_each_method_does(clients: list[StoreClient]) -> None:
+def test_each_method_of_the_job_store(clients: list[StoreClient]) -> None:
     store, other, foreign = (
         JobStore(client, prefix, 10.0) for client, prefix in zip(clients, "aab", strict=False)
     )

@@ -132,7 +132,7 @@ def test_a_state_of_another_model_is_refused(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco:3", "ps"])
-def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> None:
+def test_residuals_are_in_the_checkpoint_of_their_rank(strategy: str) -> None:
     """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of
     another codec.
     """

@@ -96,7 +96,7 @@ def test_state_of_before_and_state_dict_round_trip() -> None:
     both(run)
 
 
-def test_what_kind_of_thing_it_is() -> None:
+def test_the_wrapper_is_an_optimizer_of_the_wrapped_class() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 

@@ -87,7 +87,7 @@ def test_every_type_and_number_of_ranks(n: int, dtype: DType, wire: str) -> None
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_what_agrees_counts_once_and_what_is_orthogonal_is_added(n: int) -> None:
+def test_adasum_counts_equal_once_and_adds_orthogonal_vectors(n: int) -> None:
     same = np.ones((n, n)) * 7.0
     np.testing.assert_allclose(sum(adasum.weights(same)), 1.0)
     np.testing.assert_allclose(adasum.weights(np.diag(np.arange(1.0, n + 1))), np.ones(n))
@@ -122,7 +122,7 @@ def test_vectors_that_cancel_but_for_rounding_do_not_explode() -> None:
     np.testing.assert_allclose(found, pair(c, c * 0.5), rtol=1e-9)
 
 
-def test_what_is_not_a_number_is_seen_by_all() -> None:
+def test_adasum_spreads_nan_to_all_ranks() -> None:
     def body(transport: Any) -> Any:
         mine = np.ones(3, np.float32) * (np.nan if transport.rank == 1 else 1)
         adasum.allreduce(transport, [Buffer(mine, mine, DType.FLOAT32)])

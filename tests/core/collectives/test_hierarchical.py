@@ -114,7 +114,7 @@ def test_a_byte_crosses_between_two_hosts_once() -> None:
     assert [sum(sent[:2]), sum(sent[2:])] == [4 * length] * 2
 
 
-def test_who_is_lost_between_pieces_ends_the_exchange_on_all(
+def test_a_rank_lost_between_pieces_ends_the_exchange(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)

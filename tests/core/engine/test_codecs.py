@@ -123,7 +123,7 @@ def test_ranks_with_different_codecs_are_told_who_has_which() -> None:
         (np.ones(2, np.float32), ReduceOp.ADASUM, "not ADASUM of float32"),
     ],
 )
-def test_what_no_codec_can_do(array: Any, op: ReduceOp, text: str) -> None:
+def test_codecs_refuse_unsupported_tensors(array: Any, op: ReduceOp, text: str) -> None:
     def body(engine: Engine) -> None:
         with pytest.raises(RequestError, match=text):
             engine.run([entry("bad", array, Rounding(), op)])
@@ -131,7 +131,7 @@ def test_what_no_codec_can_do(array: Any, op: ReduceOp, text: str) -> None:
     engines(1, body)
 
 
-def test_what_has_a_codec_is_fused_with_its_own_group_alone() -> None:
+def test_tensors_with_a_codec_fuse_only_within_their_group() -> None:
     def response(name: str, codec: str, members: int = 1) -> Response:
         names = tuple(f"{name}{number}" for number in range(members))
         return Response(

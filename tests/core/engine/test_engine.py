@@ -481,7 +481,7 @@ def test_a_synchronous_collective_skips_the_tick_of_another(
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_asked_is_called_once_when_it_is_done_well_or_badly(n: int) -> None:
+def test_callbacks_run_once_after_success_or_failure(n: int) -> None:
     def body(engine: Engine) -> None:
         calls: list[str] = []
         done = threading.Event()

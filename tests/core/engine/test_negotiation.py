@@ -263,7 +263,7 @@ def test_the_tensor_is_named_if_the_program_named_it() -> None:
     assert "(allgather.scores has shape (), a single number" in mismatch([rowless, rowless])
 
 
-def test_what_may_differ() -> None:
+def test_equal_requests_and_first_dimensions_match() -> None:
     assert mismatch([GATHER, GATHER._replace(shape=(7, 3))]) == ""
     assert mismatch([BASE, BASE, BASE]) == ""
 
@@ -304,7 +304,7 @@ def test_join_ends_when_all_have_joined_and_tells_who_was_last() -> None:
 @pytest.mark.parametrize(
     "kind", [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER]
 )
-def test_what_cannot_be_done_without_everybody(kind: Kind) -> None:
+def test_kinds_that_need_all_ranks_fail_after_join(kind: Kind) -> None:
     negotiation = Negotiation(2)
     negotiation.step([[JOINING], []])
     (response,) = negotiation.step([[], [ask("a", kind=kind)]])

@@ -165,7 +165,7 @@ def test_requests_that_no_rank_could_run(request_: Request, text: str | tuple[st
         check(request_, 2)
 
 
-def test_what_is_on_two_devices_runs_as_two() -> None:
+def test_groups_on_two_devices_are_divided() -> None:
     def members(kind: Kind) -> dict[str, Request]:
         devices = ["CPU", "GPU", "CPU"]
         return {

@@ -194,7 +194,7 @@ def test_while_anything_waits_all_take_the_long_way() -> None:
     engines(2, body)
 
 
-def test_who_leaves_is_named_with_what_waited() -> None:
+def test_a_departed_rank_and_the_waiting_tensors_are_named() -> None:
     def body(transport: Any) -> str:
         engine = Engine(transport, Settings())
         for _ in range(4):
@@ -258,7 +258,7 @@ def test_an_observer_that_comes_late_hears_the_rest() -> None:
     assert engines(2, body) == [["a"] * 3, []]
 
 
-def test_what_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observers_see_waiting_repeated_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TICK", 0.02)
 
     class Impatient(Observer):

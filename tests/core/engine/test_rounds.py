@@ -51,7 +51,7 @@ def round_of(
     return decisions
 
 
-def test_what_all_ask_for_again_and_again_is_decided_once() -> None:
+def test_repeated_requests_are_decided_once() -> None:
     ranks = crew(3)
     learned, known, again = [
         round_of(ranks, [[item("a", serial, 10_000), item("b", serial, 10_000)] for _ in ranks])[1]
@@ -63,7 +63,7 @@ def test_what_all_ask_for_again_and_again_is_decided_once() -> None:
     assert [entry.entry.name for entry in again.items] == ["a.3", "b.3"]
 
 
-def test_what_some_ask_for_waits_for_the_others() -> None:
+def test_requests_of_some_ranks_wait_for_the_others() -> None:
     ranks = crew(2)
     assert not round_of(ranks, [[item("a")], [item("b")]])[0].placed
     assert [list(each.waiting) for each in ranks] == [["a"], ["b"]]

@@ -18,7 +18,7 @@ from farandole.errors import RequestError
 from tests.kits.messages import mentions
 
 
-def test_what_belongs_to_a_call_happens_before_it_is_done() -> None:
+def test_the_last_step_of_a_call_runs_before_it_is_done() -> None:
     seen: list[bool] = []
     fine = Call(lambda: None, lambda: seen.append(fine.done))
     fine.when_done(lambda: seen.append(fine.done))
@@ -288,7 +288,7 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
     calls.close()
 
 
-def test_what_ends_programs_does_not_end_the_thread() -> None:
+def test_systemexit_in_a_call_does_not_end_the_thread() -> None:
     calls = CallQueue("calls")
 
     def leave() -> None:

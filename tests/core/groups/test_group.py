@@ -20,7 +20,7 @@ from tests.kits.messages import mentions
 from tests.kits.transport import fresh_scope
 
 
-def test_who_is_lost_is_named_by_its_number_in_the_job() -> None:
+def test_a_lost_member_is_named_by_its_rank_in_the_job() -> None:
     secret = new_secret()
 
     def body(transport: Any) -> tuple[int, str]:

@@ -96,7 +96,7 @@ def test_it_finds_what_is_clearly_faster(best: Sizes, seed: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
-def test_what_we_have_is_kept_when_nothing_matters(noise: float) -> None:
+def test_autotune_keeps_the_start_when_sizes_do_not_matter(noise: float) -> None:
     kept = [course(noisy(noise, START, 1.0, seed))[0] == START for seed in range(40)]
     assert sum(kept) >= 36
 
@@ -129,7 +129,7 @@ def test_how_long_it_takes_is_as_set() -> None:
     assert len(measured) == 2 + 4 * autotune.SAMPLES + 2 * autotune.SAMPLES
 
 
-def test_what_is_fixed_stays() -> None:
+def test_autotune_leaves_fixed_sizes() -> None:
     score = noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0)
     assert {point.bucket_bytes for point in course(score, buckets=False)[2]} == {START.bucket_bytes}
     assert {point.fusion_threshold for point in course(score, thresholds=False)[2]} == {

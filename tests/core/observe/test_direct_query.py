@@ -52,7 +52,7 @@ def test_a_store_that_does_not_answer_keeps_nobody() -> None:
     assert answered == [""]
 
 
-def test_who_is_hung_up_on_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_is_repeated_after_a_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that had too many newcomers is not called silent."""
     entries: dict[int, bytes] = {}
     ranks = [one_rank(rank, 2, entries) for rank in range(2)]

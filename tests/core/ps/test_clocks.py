@@ -143,7 +143,7 @@ def test_events_that_cannot_be(event: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     "told", [[], ["x"] * 7, [False, 0, -1, False, "sgdd", 1.0, 0.9], {"a": 1}, 7]
 )
-def test_what_is_no_rule(told: Any) -> None:
+def test_malformed_rules_are_refused(told: Any) -> None:
     with pytest.raises(WireError, match="rule"):
         Rule.of(told if told else 7)
 

@@ -207,7 +207,7 @@ def test_statistics_are_whole() -> None:
             assert [np.count_nonzero(each) for each in found[:2]] == [1, 60]
 
 
-def test_what_servers_cannot_unpack() -> None:
+def test_servers_refuse_codecs_they_cannot_unpack() -> None:
     class Own:
         def __init__(self, spec: str) -> None:
             self.spec = spec

@@ -29,7 +29,7 @@ class TestShmProcesses(ProcessKit):
     wire = "shm"
 
 
-def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
+def test_a_departed_rank_is_reported_with_its_reason() -> None:
     """The reason counts, not the departure behind it, also if both come in the middle of a look."""
     secret, scope = new_secret(), fresh_scope()
     with ThreadPoolExecutor(2) as threads:

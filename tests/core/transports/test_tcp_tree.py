@@ -118,7 +118,7 @@ class TestTree(BoardKit, FailureKit):
         self.run(7, body)
 
     @pytest.mark.parametrize("leaver", [0, 1, 6])
-    def test_who_needs_a_rank_that_has_left_is_told_so(self, leaver: int) -> None:
+    def test_ranks_that_need_a_departed_rank_get_an_error(self, leaver: int) -> None:
         """The root, one in the middle, a leaf: nobody waits for ever, and the round before is whole
         everywhere.
         """
@@ -252,7 +252,7 @@ def test_runs_of_the_same_message_become_one_and_come_back() -> None:
         packed([MessageRun(0, 1, b"ab")])[:-1],
     ],
 )
-def test_what_is_no_run_of_messages_is_refused(data: bytes) -> None:
+def test_malformed_message_runs_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes"):
         list(unpacked(data, 4))
 

@@ -75,7 +75,7 @@ class Ear(Relay):
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_who_listens_learns_nothing_and_in_clear_everything(tls: bool) -> None:
+def test_tls_hides_traffic_from_an_eavesdropper(tls: bool) -> None:
     """Between two ranks, and between them and the store."""
     secret = new_secret(tls=tls)
     server = StoreServer(secret)

@@ -52,7 +52,7 @@ def is_reader() -> bool:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_who_takes_rows_reads_where_it_would_wait(lanes: int) -> None:
+def test_a_consumer_reads_chunks_instead_of_waiting(lanes: int) -> None:
     helped = threading.Event()
 
     def read(number: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Preempted(Exception):
     pass
 
 
-def test_what_a_handler_of_a_signal_raises_comes_out_at_once() -> None:
+def test_a_signal_handlers_exception_interrupts_reading() -> None:
     helping = threading.Event()
 
     def read(number: int) -> dict[str, Any]:

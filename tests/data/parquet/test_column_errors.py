@@ -159,7 +159,7 @@ from tests.kits.messages import mentioning
         ),
     ],
 )
-def test_what_is_told_before_training_starts(
+def test_invalid_columns_are_refused_before_training(
     tmp_path: Path, column: Any, options: Any, text: str
 ) -> None:
     folder = written(tmp_path, column)
@@ -304,7 +304,7 @@ def test_what_is_told_before_training_starts(
     ],
 )
 @pytest.mark.parametrize("threads", [0, 1])
-def test_what_is_told_where_rows_are_read(
+def test_invalid_rows_raise_where_they_are_read(
     tmp_path: Path, column: Any, options: Any, text: str, threads: int
 ) -> None:
     data = from_parquet(written(tmp_path, column), **options)

@@ -188,7 +188,7 @@ class Preempted(Exception):
     pass
 
 
-def test_what_a_handler_of_a_signal_raises_is_no_fault_of_decode(tmp_path: Path) -> None:
+def test_a_signal_handlers_exception_is_not_blamed_on_decode(tmp_path: Path) -> None:
     def handler(number: int, frame: Any) -> None:
         raise Preempted
 

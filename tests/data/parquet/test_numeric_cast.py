@@ -79,7 +79,7 @@ def test_nothing_is_copied_where_nothing_changes() -> None:
     assert cast(np.array([1j]), "float64")[1] == 0
 
 
-def test_what_is_a_number_and_what_it_holds() -> None:
+def test_numeric_dtypes_and_their_ranges() -> None:
     assert [
         is_number(dtype) for dtype in ("bool", "int8", "float16", "U5", "O", "M8[s]", "V4")
     ] == [True] * 3 + [False] * 4

@@ -171,7 +171,7 @@ def test_a_process_that_stands_alone(env: dict[str, str]) -> None:
         ({}, TORCHRUN, False),
     ],
 )
-def test_what_is_started_within_a_rank_is_no_such_rank(
+def test_a_program_started_within_a_rank_is_not_that_rank(
     before: dict[str, str], after: dict[str, str], told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**before}
@@ -251,7 +251,7 @@ class TestPlacements:
         ]
 
 
-def test_what_torch_distributed_reads() -> None:
+def test_variables_for_torch_distributed() -> None:
     placement = Placement(rank=3, size=4, local_rank=1, local_size=2, cross_rank=1, cross_size=2)
     assert torch_variables(placement, "a", 5) == {
         "RANK": "3",

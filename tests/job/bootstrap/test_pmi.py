@@ -188,7 +188,7 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
         assert ours.recv(100) == b"cmd=abort exitcode=1\n"
 
 
-def test_what_has_been_read_is_forwarded_before_the_job_is_ended(
+def test_output_is_forwarded_before_the_job_is_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """srun reads no more once it hears that a rank was killed."""

@@ -90,7 +90,7 @@ class TestProcesses:
         proc.remove(14)
         assert found.ended() == [3]
 
-    def test_who_cannot_see_what_starts_the_ranks_says_nothing(self, proc: Proc) -> None:
+    def test_siblings_hidden_by_a_container_are_not_reported(self, proc: Proc) -> None:
         """A container of its own, for example."""
         proc.add(20, 0, "a-container")
         (proc.folder / str(os.getpid()) / "stat").write_text(f"{os.getpid()} (python) S 20 1 1")
@@ -101,7 +101,7 @@ class TestProcesses:
         assert NO_SIBLINGS.ended() == []
 
     @pytest.mark.parametrize(("parent", "ended"), [(10, []), (1, [3])])
-    def test_what_cannot_be_read_may_be_the_rank(
+    def test_an_unreadable_process_may_be_the_rank(
         self, proc: Proc, monkeypatch: pytest.MonkeyPatch, parent: int, ended: list[int]
     ) -> None:
         proc.add(15, parent, "closed")
@@ -121,7 +121,7 @@ class TestProcesses:
         ("name", "state", "ended"),
         [("slurmstepd", "S", []), ("slurmstepd", "Z", [3]), ("ssh", "S", [3])],
     )
-    def test_what_the_daemon_has_just_forked_may_be_the_rank(
+    def test_a_fresh_fork_of_the_daemon_may_be_the_rank(
         self, proc: Proc, name: str, state: str, ended: list[int]
     ) -> None:
         """But not the way to other hosts."""

@@ -80,7 +80,7 @@ class TestFile:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert os.listdir(path.parent) == ["77-0"]
 
-    def test_what_others_may_read_or_have_written_is_refused(self, tmp_path: Path) -> None:
+    def test_a_secret_file_open_to_others_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "home" / "77-0"
         slurm.write(path, "host:1,5ec")
         path.chmod(0o640)

@@ -262,13 +262,11 @@ class TestUnits:
             (Settings(leave_out_stragglers=500.0), "(default: 0)"),
         ],
     )
-    def test_what_is_surely_in_the_wrong_unit_is_doubted(
-        self, settings: Settings, says: str
-    ) -> None:
+    def test_values_in_an_implausible_unit_are_doubted(self, settings: Settings, says: str) -> None:
         (doubt,) = doubts(settings, {})
         assert says in doubt
 
-    def test_what_may_be_meant_is_not(self) -> None:
+    def test_plausible_settings_are_not_doubted(self) -> None:
         assert (
             doubts(
                 Settings(),
@@ -354,7 +352,7 @@ def test_only_what_differs_travels() -> None:
     }
 
 
-def test_what_was_said_travels_even_if_it_is_the_default() -> None:
+def test_settings_given_explicitly_reach_ranks_even_if_default() -> None:
     settings = Settings(stall_warning_seconds=10.0, cycle_time=0.5)
     found = settings.to_env({"HOROVOD_CACHE_CAPACITY", "FARANDOLE_TRANSPORT", "PATH"})
     assert found == {

@@ -161,7 +161,7 @@ def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "size"), [("0", "1"), ("-1", "1"), ("-1", "-1"), ("0", "0"), ("first", "1"), ("1", "")]
 )
-def test_what_torch_distributed_would_not_take_for_a_job(
+def test_incomplete_torchrun_variables_are_no_lost_job(
     rank: str, size: str, tmp_path: Path
 ) -> None:
     assert lost_placement({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""

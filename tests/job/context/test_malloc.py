@@ -54,7 +54,7 @@ def test_freed_memory_is_used_again() -> None:
 @pytest.mark.parametrize(
     "name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"]
 )
-def test_what_the_user_chose_stays(name: str) -> None:
+def test_malloc_settings_of_the_user_are_kept(name: str) -> None:
     value = "glibc.malloc.trim_threshold=65536" if name == "GLIBC_TUNABLES" else "65536"
     kept, faults = run(**{name: value})
     assert not kept

@@ -129,7 +129,7 @@ def test_ids_are_used_again() -> None:
     assert job(3, fn, dynamic_process_sets=True) == [[2, 1, 2.0]] * 3
 
 
-def test_what_is_refused() -> None:
+def test_invalid_process_sets_are_refused() -> None:
     def fn(rank: int) -> None:
         made = context.add_process_set([0, 1])
         with pytest.raises(ValueError, match=mentioning("duplicate", "process set")):

@@ -332,7 +332,7 @@ def test_a_member_is_lost_while_the_ranks_connect(rank: int) -> None:
         server.close()
 
 
-def test_who_is_late_is_named() -> None:
+def test_the_rendezvous_names_missing_ranks() -> None:
     secret = new_secret()
     server = StoreServer(secret)
     client = StoreClient(server.address, secret)

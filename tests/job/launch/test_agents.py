@@ -286,7 +286,7 @@ class TestPackages:
             rf"{tmp_path}/farandole/farandole-[0-9a-f]{{16}}-\d+/farandole/__init__.py\n", said
         )
 
-    def test_what_is_not_the_drivers_is_not_unpacked(self) -> None:
+    def test_an_archive_that_differs_from_the_drivers_is_refused(self) -> None:
         packed = io.BytesIO(bundle.archive())
         assert boot.contents(packed.getvalue()) == bundle.digests()
         with zipfile.ZipFile(packed, "a") as archive:

@@ -46,7 +46,7 @@ def sleeper(tmp_path: Path) -> Path:
 
 
 class TestGoodEnds:
-    def test_who_is_who(self, jobs: Marked) -> None:
+    def test_ranks_get_their_placement_and_arguments(self, jobs: Marked) -> None:
         code = """
 import os, sys
 names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
@@ -107,7 +107,7 @@ for name in os.listdir("/proc"):
 """
         assert jobs.run("run", "-np", "2", PY, "-c", code).returncode == 0
 
-    def test_what_a_rank_leaves_running_ends_with_the_job(self, jobs: Marked) -> None:
+    def test_background_processes_of_ranks_end_with_the_job(self, jobs: Marked) -> None:
         done = jobs.run("run", "-np", "2", "bash", "-c", "sleep 1000 & echo done")
         assert done.returncode == 0
         assert done.stdout.count("done") == 2

@@ -144,7 +144,7 @@ def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
         end(workers)
 
 
-def test_what_a_rank_needs_for_saving_is_ended_after_it(jobs: Marked) -> None:
+def test_children_of_a_rank_get_sigterm_after_it_has_saved(jobs: Marked) -> None:
     """A data loader's worker that gets SIGTERM first would fail the rank that is about to save."""
     worker_of_rank = "trap 'echo worker; exit' TERM; echo up; while :; do sleep 0.05; done"
     save = "kill -0 $! && sleep 0.2 && kill -0 $! && echo saved; exit 0"
@@ -180,7 +180,7 @@ RUNAWAYS = (
 
 
 @pytest.mark.parametrize("then", ["sleep 1000", "exit 0"])
-def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
+def test_processes_that_left_their_session_are_ended(jobs: Marked, then: str) -> None:
     workers = start(jobs, 2, f"{RUNAWAYS} {then}")
     try:
         assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
@@ -252,7 +252,7 @@ def test_a_signal_goes_to_the_rank_alone(jobs: Marked) -> None:
 
 
 @pytest.mark.parametrize("ignores", ["", "trap '' TERM;"])
-def test_what_hides_does_not_outlive_a_reaper_that_was_killed(jobs: Marked, ignores: str) -> None:
+def test_hidden_processes_end_when_the_reaper_is_killed(jobs: Marked, ignores: str) -> None:
     (worker,) = workers = start(
         jobs, 1, f"setsid env -i bash -c '{ignores} echo up; sleep 1000' & sleep 1000"
     )

@@ -143,11 +143,11 @@ SAID = [
 
 
 @pytest.mark.parametrize(("said", "means"), SAID)
-def test_what_ssh_says_is_told_with_the_cure(said: str, means: str) -> None:
+def test_errors_of_ssh_are_reported_with_the_cure(said: str, means: str) -> None:
     assert means in reason("me@h1", 255, said)
 
 
-def test_what_the_first_program_says() -> None:
+def test_errors_of_the_remote_python_are_reported() -> None:
     assert (
         reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n")
         == f"{OLD}, and /usr/bin/python3 is 3.8"

@@ -196,7 +196,7 @@ def test_the_last_lines() -> None:
 
 
 class TestFiles:
-    def test_what_an_older_run_left_is_kept_beside(self, tmp_path: Path) -> None:
+    def test_output_of_older_runs_is_kept_in_run_folders(self, tmp_path: Path) -> None:
         for run, size in enumerate((11, 2, 1)):  # with two digits, and with one
             streams = OutputStreams(size, io.StringIO(), io.StringIO(), directory=str(tmp_path))
             streams.feed(0, "stdout", b"run %d" % run)

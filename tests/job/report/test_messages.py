@@ -22,6 +22,6 @@ def test_only_numbers_are_progress() -> None:
 @pytest.mark.parametrize(
     ("kind", "data"), [("progress", b"{"), ("progress", b"[]"), ("progress", b"\xff"), ("x", b"")]
 )
-def test_what_is_none(kind: str, data: bytes) -> None:
+def test_a_malformed_message_is_an_error(kind: str, data: bytes) -> None:
     with pytest.raises(ValueError):
         RankMessage.parsed(kind, 0, data)

@@ -104,7 +104,7 @@ class TestOutcome:
             b"[" * 100_000,
         ],
     )
-    def test_what_is_none_is_an_error(self, data: bytes) -> None:
+    def test_a_malformed_outcome_is_an_error(self, data: bytes) -> None:
         with pytest.raises(ValueError):
             Outcome.from_bytes(data)
 

@@ -31,7 +31,7 @@ async def asynchronous() -> int:
     ],
     ids=["coroutine", "generator", "inside"],
 )
-def test_what_has_yet_to_run_names_the_call_that_runs_it(value: Any, text: str) -> None:
+def test_an_unrun_result_names_the_call_that_runs_it(value: Any, text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(SettingsError) as raised:

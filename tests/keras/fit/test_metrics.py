@@ -205,7 +205,7 @@ def test_one_batch_to_validate_on_two_ranks(backend: str) -> None:
     assert "PyDataset" in zero
 
 
-def test_what_is_validated_is_the_model_of_all_ranks(backend: str) -> None:
+def test_validation_uses_the_averaged_model(backend: str) -> None:
     """With the mean of the moving averages, and the weights of the rank with most steps: what a
     checkpoint holds. One rank alone validates in the end.
     """

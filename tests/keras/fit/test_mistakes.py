@@ -8,7 +8,7 @@ from tests.keras.backends import BACKENDS, QUICK, on
 from tests.kits.messages import mentions
 
 
-def test_what_is_wrong_is_said(backend: str) -> None:
+def test_invalid_arguments_of_fit_are_explained(backend: str) -> None:
     def train(rank: int) -> dict[str, object]:
         import keras
 

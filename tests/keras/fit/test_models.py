@@ -181,7 +181,7 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
     np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_what_normalization_makes_of_its_weights_is_alike(backend: str) -> None:
+def test_adapted_normalization_is_equal_on_all_ranks(backend: str) -> None:
     """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
 
     def train(rank: int) -> list[object]:

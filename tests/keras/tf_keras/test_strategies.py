@@ -123,7 +123,7 @@ def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
                 np.testing.assert_allclose(mean, (mine + theirs) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_what_normalization_makes_of_its_weights_is_alike() -> None:
+def test_keras_2_normalization_is_equal_on_all_ranks() -> None:
     """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
 
     def body(rank: int) -> Any:

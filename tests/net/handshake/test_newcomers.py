@@ -57,7 +57,7 @@ def test_other_users_are_turned_away_before_anything_is_read(
     assert not len(at_door)
 
 
-def test_who_finds_no_thread_is_turned_away_with_the_reason(
+def test_a_client_without_a_thread_gets_the_reason(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be a rank of the job, which then looks for another way, and blames a firewall."""

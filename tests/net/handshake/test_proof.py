@@ -108,13 +108,13 @@ def test_silence_ends(pair: Pair) -> None:
     assert isinstance(server.result(), UnfinishedHandshakeError)
 
 
-def test_who_says_nothing_has_less_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_times_out_sooner(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "SILENCE", 0.1)
     silent = Server(pair[0], seconds=30.0)
     assert "time" in str(silent.result())
 
 
-def test_who_hangs_up_is_not_said_to_know_another_secret(pair: Pair) -> None:
+def test_a_client_that_hangs_up_is_not_a_wrong_secret(pair: Pair) -> None:
     server = Server(pair[0])
     pair[1].sendall(b"x" * NONCE)
     pair[1].close()

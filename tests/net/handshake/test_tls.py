@@ -193,7 +193,7 @@ def test_a_stranger_in_clear(pair: Pair) -> None:
     assert "does not use TLS" in str(server.result())
 
 
-def test_who_says_nothing_or_stops(pair: Pair) -> None:
+def test_a_client_that_stops_in_mid_handshake_times_out(pair: Pair) -> None:
     server = Server(pair[0], SECRET, seconds=0.2)
     pair[1].sendall(b"\x16\x03\x01\x01\x00half a greeting")
     assert isinstance(server.result(), UnfinishedHandshakeError)

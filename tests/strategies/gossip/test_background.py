@@ -300,7 +300,7 @@ def test_how_far_a_pair_goes_is_an_argument() -> None:
         AsyncGossip(gamma="2")
 
 
-def test_what_makes_no_sense() -> None:
+def test_invalid_gossip_async_options_are_refused() -> None:
     for spec, text in [
         ("gossip_async:star", ("gossip_async", "graph='star'", "ring", "torus")),
         ("gossip_async:every=0", "every='0'"),

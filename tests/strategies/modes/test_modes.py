@@ -421,7 +421,7 @@ def test_specs(spec: str, full: str) -> None:
         (7, ("spec", "epochs", "reference", "slots")),
     ],
 )
-def test_what_is_no_strategy(given: Any, text: str | tuple[str, ...]) -> None:
+def test_unknown_strategies_are_refused(given: Any, text: str | tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=mentioning(text)):
         strategy_of(given)
 

@@ -411,12 +411,12 @@ def test_specs(spec: str, full: str) -> None:
         ("ps:backup=1,2", "argument"),
     ],
 )
-def test_what_makes_no_sense(spec: str, text: str | tuple[str, ...]) -> None:
+def test_contradictory_server_options_are_refused(spec: str, text: str | tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=mentioning(text)):
         strategy_of(spec)
 
 
-def test_what_ranks_cannot_do() -> None:
+def test_servers_refuse_options_the_job_cannot_meet() -> None:
     def fn(rank: int) -> None:
         for strategy, weights, text in [
             (

@@ -289,7 +289,7 @@ def of_functional_collectives(rank: int) -> None:
         dist.all_reduce(view)
 
 
-def test_what_functional_collectives_give_may_be_given_to_others() -> None:
+def test_results_of_functional_collectives_compose() -> None:
     members(3, of_functional_collectives)
 
 

@@ -135,7 +135,7 @@ def test_a_file_goes_on_where_an_earlier_part_of_the_job_ended(tear: bytes, tmp_
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[\n\n]\n", "words", '[\n{"ph":"M"}\n]\n'])
-def test_what_is_no_timeline_of_ours_is_begun_anew(content: str, tmp_path: Path) -> None:
+def test_a_foreign_timeline_file_is_replaced(content: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(content)
     timeline = Timeline(0, 1)

@@ -105,7 +105,7 @@ def test_the_timelines_of_all_ranks_become_one(
         ('[{"ph": "M"}]', "rank"),
     ],
 )
-def test_what_is_no_timeline_is_not_merged(content: str, says: str, tmp_path: Path) -> None:
+def test_merge_refuses_files_other_than_timelines(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(SettingsError, match=mentioning(says)):
         read(str(tmp_path / "t.json"))

@@ -79,7 +79,7 @@ def test_ticks_are_in_the_order_of_time() -> None:
     ]
 
 
-def test_what_cannot_run_ends_with_its_negotiation() -> None:
+def test_failed_collectives_end_with_their_negotiation() -> None:
     both = [[("a", REQUEST)]] * 2
     events = events_from(
         Settled(101.0, both, [[100.5]] * 2, [], ["a"]),
