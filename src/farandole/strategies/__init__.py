@@ -2,7 +2,7 @@
 
 ``LocalSGD``, ``BMUF``, ``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``,
 ``AsyncParameterServer`` and ``SSP`` are values for ``DistributedOptimizer(strategy=...)``. The
-contracts of strategies and codecs are also here, for custom ones.
+contracts for custom strategies and codecs are also exported here.
 """
 
 from __future__ import annotations

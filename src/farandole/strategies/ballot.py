@@ -1,7 +1,8 @@
 """The message that a rank sends when backward ends, and the reduced result.
 
-A ballot travels as eight 64-bit words that are reduced by their minimum. A fact that holds if any
-rank reports it is encoded as -1 (true) or 0. A maximum travels as the minimum of the negated value.
+A ballot is sent as eight 64-bit words, which are reduced by their minimum. A flag that is true if
+any rank sets it is encoded as -1 (true) or 0. A maximum is sent as the minimum of the negated
+value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ WORDS = 8
 # Larger than every other value, so it changes no minimum. Joined ranks send this word too.
 NO_WORD = int(np.iinfo(np.int64).max)
 UNOPENED = -2  # ready_buckets: the ranks share no layout yet
-UNPLANNED = -1  # ready_buckets: a gradient has no bucket, or cannot travel in its bucket
+UNPLANNED = -1  # ready_buckets: a gradient has no bucket, or cannot be sent in its bucket
 
 _ANY, _NONE = -1, 0
 
@@ -26,10 +27,10 @@ class Ballot(NamedTuple):
     """The ballot of one rank.
 
     ``ready_buckets``: the number of complete buckets (``all_ready`` if every gradient is ready), or
-    UNOPENED or UNPLANNED. ``bucket_bytes``: the bucket size that rank 0 wants; NO_WORD on other
-    ranks. ``compare_replicas``: whether this rank wants the replicas compared. ``steps``: the steps
-    that this rank's optimizer has taken. ``spread``: the last known difference between the ranks'
-    step counts. ``new_gradients``: whether this rank has computed gradients.
+    UNOPENED or UNPLANNED. ``bucket_bytes``: the bucket size that rank 0 requests; NO_WORD on other
+    ranks. ``compare_replicas``: whether this rank requests a comparison of the replicas. ``steps``:
+    the steps that this rank's optimizer has taken. ``spread``: the last known difference between
+    the ranks' step counts. ``new_gradients``: whether this rank has computed gradients.
     """
 
     ready_buckets: int
@@ -56,9 +57,9 @@ class Ballot(NamedTuple):
 class Tally(NamedTuple):
     """The reduced ballots of all ranks.
 
-    ``ready_buckets``: the minimum over the ranks. ``bucket_bytes``: the size that rank 0 wants.
+    ``ready_buckets``: the minimum over the ranks. ``bucket_bytes``: the size that rank 0 requests.
     ``spread``: the present difference between the ranks' step counts. ``spread_was_known``: every
-    rank had sent this same spread; joined ranks know an older one.
+    rank sent the same spread; joined ranks know an older one.
     """
 
     ready_buckets: int

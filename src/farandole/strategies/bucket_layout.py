@@ -1,8 +1,8 @@
-"""The assignment of gradients to buckets, equal on all ranks, and the memory of the buckets.
+"""The assignment of gradients to buckets, the same on all ranks, and the memory of the buckets.
 
 The first layout follows the reverse order of the parameters and uses the gradients' own memory. The
 second follows the order in which gradients arrived on rank 0 and uses the transport's memory. Rank
-0's engine may ask for another bucket size later.
+0's engine may request a different bucket size later.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from farandole.strategies.buckets import (
 from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
 
-_UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
+_UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient is sent
 
 
 class Home(NamedTuple):
-    """The place of a gradient: the index of its bucket, and its slot there."""
+    """The place of a gradient: the index of its bucket, and its slot in the bucket."""
 
     bucket: int
     slot: int
 
 
 class _Terms(NamedTuple):
-    """Inputs of a layout besides the order, reduced to their minimum over the ranks.
+    """Inputs of a layout other than the order, reduced to their minimum over the ranks.
 
-    ``bucket_bytes``: the size that rank 0 wants. ``unrecorded``: 0 on a rank that has recorded an
-    order. ``memory``: the bytes that a rank has for buckets.
+    ``bucket_bytes``: the size that rank 0 requests. ``unrecorded``: 0 on a rank that has recorded
+    an order. ``memory``: the bytes available for buckets on a rank.
     """
 
     bucket_bytes: int
@@ -65,16 +65,16 @@ class BucketLayout:
         self.home: list[Home | None] = []  # by gradient
         self.members: list[list[int]] = []  # by bucket
         self.outside: list[int] = []  # in no bucket: new, or frozen when the buckets were laid out
-        self.sparse: list[int] = []  # in no bucket: they travel as rows
+        self.sparse: list[int] = []  # in no bucket: sent as rows
         self.order: list[int] = []  # of the gradients in buckets
         self.common = False  # whether all ranks have laid out these buckets
-        self.wished = NO_WORD  # bytes per bucket that rank 0 wants
+        self.wished = NO_WORD  # bytes per bucket that rank 0 requests
         self._limit = NO_WORD  # bytes per bucket of this layout
         self._memory: Any = None
-        self._shared = 0  # bytes that every rank has for buckets
+        self._shared = 0  # bytes available for buckets on every rank
 
     def outdated(self) -> bool:
-        """Return whether rank 0 wants another bucket size."""
+        """Return whether rank 0 requests a different bucket size."""
         return self.wished not in (self._limit, NO_WORD)
 
     def sizes(self) -> list[int]:
@@ -106,7 +106,7 @@ class BucketLayout:
         self.take_apart(0)
 
     def extend(self, first: int, count: int) -> None:
-        """Add ``count`` gradients from index ``first`` on, in no bucket."""
+        """Add ``count`` gradients from index ``first`` on, without a bucket."""
         self.outside += range(first, first + count)
         self.home += [None] * count
 
@@ -123,8 +123,8 @@ class BucketLayout:
         """Lay out the buckets. Collective.
 
         The order is rank 0's ``order``. A gradient that is trained on any rank gets a slot. Return
-        whether the layout is final: it is as soon as one rank has recorded an order and passes
-        ``final``, even if other ranks have had no data yet.
+        whether the layout is final, which requires one rank that has recorded an order and passes
+        ``final``; other ranks may have had no data yet.
         """
         count = len(gradients)
         places = np.full(count, NO_WORD)
@@ -133,8 +133,7 @@ class BucketLayout:
             dtype=np.int64,
         )
         if engine.rank == 0:
-            # With a codec, the order is fixed: a resumed run then loses the same bits in the same
-            # buckets.
+            # With a codec, the order is fixed, so that a resumed run compresses the same buckets.
             known = list(order) if self._codec is None else []
             places[known] = np.arange(len(known))
         terms = _Terms(

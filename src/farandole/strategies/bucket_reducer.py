@@ -1,18 +1,18 @@
-"""Reduction of gradients in buckets while backward still runs.
+"""Reduction of gradients in buckets while backward runs.
 
-Every step ends with equal gradients on all ranks. A *round* reduces all buckets once. A bucket is
+After every step, all ranks have the same gradients. A *round* reduces all buckets once. A bucket is
 launched as soon as its gradients are ready and its predecessor is launched, so the order is the
-same on all ranks. Where no core is spare, buckets are launched when backward ends.
+same on all ranks. Without a spare core, buckets are launched when backward ends.
 
 When backward ends, the ranks announce how many buckets are complete (``ballot``). A bucket that
 some rank could not complete (a parameter without a gradient) is filled with zeros, and all ranks
-wait: gradients are final when ``backward()`` returns. A gradient that comes later (from a second
-loss) is reduced in a further round; averaging an average again does not change it.
+wait: gradients are final when ``backward()`` returns. A later gradient (from a second loss) is
+reduced in a further round; averaging an average again does not change it.
 
 The first step records the order in which gradients arrive, and the final layout of the buckets
-follows it (``bucket_layout``). Sparse gradients travel as rows, outside buckets, at the end of each
-round. ``gradient_step`` does the bookkeeping; ``step_sync`` waits for ranks that used other
-optimizers.
+follows it (``bucket_layout``). Sparse gradients are sent as rows, outside buckets, at the end of
+each round. ``gradient_step`` does the bookkeeping; ``step_sync`` waits for ranks that used
+different optimizers.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptio
 
 
 class BucketReducer:
-    """Reduces gradients that arrive one by one.
-
-    ``flat=False`` leaves gradients in their own memory, as codecs and GPUs need. ``nonfinite``: the
-    index of a gradient of this rank that was not finite in the latest round, or None. ``backward``:
-    the number of the latest backward pass that computed gradients of this optimizer.
+    """Reduces gradients that arrive one by one. ``flat=False`` leaves gradients in their own
+    memory, as codecs and GPUs need. ``nonfinite``: the index of a gradient of this rank that was
+    not finite in the latest round, or None. ``backward``: the number of the latest backward pass
+    that computed gradients of this optimizer.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class BucketReducer:
             if home is not None and self.gradients[index].is_sparse(gradient):
                 step.misplaced = True
                 gradient = None
-            if step.reduced or index in step.frozen:  # needs a further round
+            if step.reduced or index in step.frozen:  # requires a further round
                 return
             session = self._session
             assert session is not None
@@ -111,13 +110,13 @@ class BucketReducer:
                 return
             number, slot = home
             self._layout.buckets[number].put(slot, gradient)
-            # ready, or missing because it cannot travel in this round
+            # ready, or missing because it cannot be sent in this round
             if step.put(index, number, sent=True) and session.overlap:
                 self._launch()
 
     def end_of_backward(self) -> None:
-        """Make gradients final if the backward pass that just ended was the step's last pass for
-        some of them. This includes gradients of other optimizers in the same pass.
+        """Make gradients final if the finished backward pass was the step's last pass for any of
+        them. This includes gradients of other optimizers in the same pass.
         """
         if self.due:
             others = [
@@ -173,9 +172,9 @@ class BucketReducer:
             self._begin()
 
     def start_over(self) -> None:
-        """Expect the gradients of a new step, regardless of the state of the last one: the program
-        returns to an earlier state. Buckets stay in flight (if backward raised), because other
-        ranks may wait for them.
+        """Expect the gradients of a new step, because the program returns to an earlier state.
+        Buckets in flight (if backward raised) stay in flight, because other ranks may wait for
+        them.
         """
         with self.lock:
             engine = self._engine()
@@ -184,7 +183,7 @@ class BucketReducer:
                 self._begin()
 
     def update_codec(self) -> None:
-        """Make the codec follow the optimizer's loss scale and momentum."""
+        """Update the codec with the optimizer's loss scale and momentum."""
         known = id(self.gradients), len(self.gradients)
         self.codec_context.update(known, lambda: [one.identity[0] for one in self.gradients])
 
@@ -194,7 +193,7 @@ class BucketReducer:
         self._begin()
 
     def extend(self, gradients: Sequence[Gradient]) -> None:
-        """Add parameters. They are laid out with the others when their first gradient arrives."""
+        """Add parameters. They enter the layout when their first gradient arrives."""
         self._layout.extend(len(self.gradients), len(gradients))
         self.gradients += gradients
         self._step.extend(len(gradients))
@@ -212,7 +211,7 @@ class BucketReducer:
         self._layout.clear()
         self._begin()
 
-    # Facts about gradients: the step's ``Inventory``.
+    # The step's ``Inventory``.
 
     @property
     def all_ready(self) -> int:
@@ -248,12 +247,12 @@ class BucketReducer:
 
     @property
     def due(self) -> bool:
-        """True while gradients that have had their last pass wait to be reduced."""
+        """True while gradients after their last pass wait to be reduced."""
         return self._step.due
 
     @property
     def ballot_name(self) -> str:
-        """The name of the collective by which ranks announce their gradients."""
+        """The name of the collective in which ranks announce their gradients."""
         assert self._session is not None
         return self._session.ballot_name
 
@@ -276,18 +275,18 @@ class BucketReducer:
     def announce(
         self, on_done: Callable[[], None] | None = None, *, none_here: bool = False
     ) -> None:
-        """Send this rank's ballot and return at once.
+        """Send this rank's ballot and return immediately.
 
-        ``on_done`` is called, by any thread, when all ranks have sent theirs. ``none_here``: this
-        rank has computed nothing, and gradients may still come.
+        ``on_done`` is called, on any thread, when all ranks have sent their ballots. ``none_here``:
+        this rank has computed no gradients, but may still do so.
         """
         assert self._session is not None
         ready = self._step.announce(self, none_here=none_here)
         self._session.send(self._ballot(ready), on_done)
 
     def settle(self) -> None:
-        """Reduce all gradients that any rank has now. The step is complete if no rank can have
-        more. Collective.
+        """Reduce all gradients of all ranks. The step is complete if no rank can have more.
+        Collective.
         """
         assert self._session is not None
         try:
@@ -303,7 +302,7 @@ class BucketReducer:
 
     def _take_spread(self, tally: Tally) -> None:
         """Agree on the spread of the ballots. Joined ranks know only an older spread, so they take
-        part too; otherwise some ranks would compare replicas alone.
+        part, too; otherwise only some ranks would compare replicas.
         """
         wanted = tally.compare_replicas or not tally.spread_was_known
         self._checks.on_agreed(tally.spread, wanted=wanted)
@@ -369,8 +368,8 @@ class BucketReducer:
     # The end of a round.
 
     def _reduce(self, agreed: int) -> None:
-        """Reduce the buckets if there is anything new. ``agreed``: the number that is ready on all
-        ranks, or UNOPENED or UNPLANNED.
+        """Reduce the buckets if there are new gradients. ``agreed``: the number of buckets that are
+        ready on all ranks, or UNOPENED or UNPLANNED.
         """
         session, step = self._session, self._step
         assert session is not None
@@ -427,13 +426,13 @@ class BucketReducer:
             self._reduced.keep(growing, self.gradients)
 
     def _first_by_codec(self, index: int) -> bool:
-        """Return whether the first gradient of a parameter arrives in a further round and uses the
+        """Return whether a parameter's first gradient arrives in a further round and uses the
         codec.
         """
         return self.codec is not None and not self._step.sent[index]
 
     def _amplify_new(self) -> None:
-        """Prepare the new parts of gradients for a further round."""
+        """Amplify the new parts of gradients for a further round."""
         for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
             grown = index in self._reduced or not self._step.sent[index]
@@ -461,7 +460,7 @@ class BucketReducer:
         }
 
     def _plan_with(self, rows: Mapping[int, Any]) -> None:
-        """Lay out the buckets for gradients that had no place, and add ``rows`` to the reduced
+        """Lay out the buckets again for gradients without a place, and add ``rows`` to the reduced
         gradients. Collective.
         """
         self._check_same_parameters()  # There may be new parameters.
@@ -495,8 +494,8 @@ class BucketReducer:
                 self._reduced.keep([index], self.gradients)
 
     def _add_unsent(self) -> None:
-        """Add the codec's residuals to gradients that have become sparse: the codec will not see
-        them again.
+        """Add the codec's residuals to gradients that have become sparse and will no longer use the
+        codec.
         """
         if not isinstance(self.codec, Releasable):
             return
@@ -504,7 +503,7 @@ class BucketReducer:
         for index in self._layout.sparse:
             gradient = self.gradients[index]
             unsent = self.codec.release(gradient.identity[0]) if gradient.trainable() else None
-            # A residual from a checkpoint may belong to another model.
+            # A residual from a checkpoint may belong to a different model.
             if unsent is not None and len(unsent) == gradient.count:
                 gradient.add_flat(unsent)
 
@@ -528,8 +527,7 @@ class BucketReducer:
 
     def _enter(self) -> None:
         """Drop the layout if the engine has changed or a join has ended since: other ranks may have
-        laid out their buckets again, or a rank without data may begin now. The next ballot lays
-        them out.
+        a new layout, or a rank without data may begin now. The next ballot causes a new layout.
         """
         engine, session = context.engine(self.options.process_set), self._session
         same = engine is self._engine()
@@ -537,7 +535,7 @@ class BucketReducer:
             if engine.joins == session.joins or self._step.new_gradients:
                 return
             session.joins = engine.joins
-        # Between two passes of a step, nothing was sent yet. Passes from before another ``init()``
+        # Between two passes of a step, nothing has been sent. Passes before another ``init()``
         # still count.
         passes_left = self._step.unsent_passes()
         if not same:
@@ -555,7 +553,7 @@ class BucketReducer:
         return context.engine(self.options.process_set) is not session.engine
 
     def _open_session(self, engine: Engine) -> None:
-        # Launching on a device costs no core.
+        # Launching on a device uses no core.
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)
         settings = context.settings()
         name = exchange_name(BUCKETS, self._id.name_on(engine))
@@ -566,7 +564,7 @@ class BucketReducer:
         self._layout.leave_engine()
 
     def _abandon_session(self) -> None:
-        """Begin another session with the next gradient or step."""
+        """Begin a new session with the next gradient or step."""
         if self._session is not None:
             self._session.abandoned = True
 
@@ -582,9 +580,7 @@ class BucketReducer:
             raise
 
     def _plan(self, order: Iterable[int], aside: Mapping[int, Any] | None = None) -> None:
-        """Lay out the buckets. ``aside``: gradients that were taken from their parameters.
-        Collective.
-        """
+        """Lay out the buckets. ``aside``: gradients removed from their parameters. Collective."""
         session = self._session
         assert session is not None
 

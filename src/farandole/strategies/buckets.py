@@ -1,10 +1,10 @@
-"""Buckets: gradients that travel together.
+"""Buckets: gradients that are sent together.
 
 ``ContiguousBucket``: the gradients are views of one block of memory that the transport reduces in
-place. ``GroupedBucket``: each gradient stays where its framework put it (or is compressed), and all
-are submitted as a group; gradients on GPUs always travel so. Both carry a flag per gradient, so
-that every rank knows which parameters no rank used. Such parameters keep their gradient as they
-would on one rank.
+place. ``GroupedBucket``: each gradient stays in its framework's memory (or is compressed), and all
+are submitted as a group; gradients on GPUs always use it. Both contain a flag per gradient, so that
+every rank knows the parameters that no rank used. Such parameters keep their gradient, as on one
+rank.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
-_INFINITE = np.uint16(0x7F80)  # exponent bits of bfloat16, all set in NaN and infinities only
+_INFINITE = np.uint16(0x7F80)  # exponent bits of bfloat16, all set only in NaN and infinities
 
 
 def _finite(seen: Array) -> Array:
-    """Return whether each number, of bfloat16 in memory of uint16, is finite."""
+    """Return whether each bfloat16 value, stored as uint16, is finite."""
     return (seen & _INFINITE) != _INFINITE if seen.dtype == np.uint16 else np.isfinite(seen)
 
 
@@ -41,14 +41,14 @@ class Gradient(Protocol):
 
     @property
     def device(self) -> str:
-        """``"CPU"`` or ``"GPU"``: where the gradient is when it is sent. A gradient that is copied
-        to the host first counts as CPU.
+        """``"CPU"`` or ``"GPU"``: the gradient's device when it is sent. A gradient that is first
+        copied to the host counts as CPU.
         """
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The facts that must be equal on all ranks: name, shape, layout, dtype (and whether it is
-        on a GPU).
+        """The properties that must be the same on all ranks: name, shape, layout, dtype (and
+        whether it is on a GPU).
         """
 
     def trainable(self) -> bool:
@@ -65,7 +65,7 @@ class Gradient(Protocol):
         """
 
     def place(self, array: Array) -> None:
-        """Make ``array`` the place from which the gradient travels."""
+        """Make ``array`` the place from which the gradient is sent."""
 
     def store(self, gradient: Any) -> None:
         """Copy ``gradient`` to its place. Where possible, the place becomes the parameter's
@@ -73,33 +73,33 @@ class Gradient(Protocol):
         """
 
     def load(self) -> None:
-        """Make the contents of the place the parameter's gradient."""
+        """Set the parameter's gradient to the contents of its place."""
 
     def pack(self, gradient: Any) -> Buffer:
-        """Return the buffer to send for ``gradient`` (None: zeros) if it has no place."""
+        """Return the buffer to send for a ``gradient`` (None: zeros) without a place."""
 
     def unpack(self) -> None:
-        """Make the result for ``pack`` the parameter's gradient."""
+        """Set the parameter's gradient to the result for ``pack``."""
 
     def holds(self, gradient: Any) -> bool:
-        """Return whether ``gradient`` is the very object that was stored or packed last."""
+        """Return whether ``gradient`` is the object that was stored or packed last."""
 
     def leave(self) -> None:
-        """Move the gradient out of its place, which gets another use."""
+        """Move the gradient out of its place, which will be reused."""
 
     def is_sparse(self, gradient: Any) -> bool:
         """Return whether ``gradient`` is sparse."""
 
     def reduce_sparse(self, name: str, options: GradientOptions) -> None:
-        """Reduce a sparse gradient: all ranks get the rows of all ranks. A missing gradient has no
-        rows. Collective.
+        """Reduce a sparse gradient: all ranks receive the rows of all ranks. A missing gradient has
+        no rows. Collective.
         """
 
     def take(self) -> Any:
         """Remove the parameter's gradient and return it."""
 
     def add(self, gradient: Any) -> None:
-        """Add a gradient that was taken to the parameter's present one, if there is one."""
+        """Add a gradient returned by ``take`` to the parameter's present one, if any."""
 
     def add_flat(self, array: Array) -> None:
         """Add ``array``, the elements of the whole parameter in order, to its gradient."""
@@ -112,8 +112,8 @@ class Gradient(Protocol):
 
 
 class Bucket:
-    """Some gradients of a step. ``fresh``: slots that have not been reduced yet in a bucket whose
-    other slots have.
+    """Some gradients of a step. ``fresh``: slots not yet reduced in a bucket whose other slots
+    are.
     """
 
     def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
@@ -146,12 +146,12 @@ class Bucket:
         self, engine: Engine, again: GradientOptions | None = None, *, soon: bool = False
     ) -> None:
         """Send the bucket. ``again``: the reduction of a further round, in which most of the bucket
-        has been reduced already. ``soon``: ``finish`` follows at once.
+        is already reduced. ``soon``: ``finish`` follows immediately.
         """
         self._handle = engine.submit(self._entries(again), soon=soon)
 
     def finish(self) -> list[int]:
-        """Wait until the gradients are final. Return the slots that no rank had a gradient for."""
+        """Wait until the gradients are final. Return the slots without a gradient on any rank."""
         if self._handle is None:
             return []
         handle = self._handle
@@ -240,13 +240,13 @@ class GroupedBucket(Bucket):
         options: GradientOptions,
         codec: Codec | None = None,
     ) -> None:
-        """``codec``: the one named in ``options``. Its state is kept per gradient, by name."""
+        """``codec``: the codec named in ``options``. It keeps its state per gradient, by name."""
         super().__init__(name, gradients, options)
         self._codec = codec if gradients[0].dtype.is_float else None
         self._buffers: list[Buffer | None] = [None] * len(gradients)
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
-        self._again = False  # as the bucket was launched
+        self._again = False  # whether the bucket was launched in a further round
         self._checked = False  # whether gradients were checked for NaN and infinities
 
     def open(self) -> None:
@@ -296,8 +296,8 @@ class GroupedBucket(Bucket):
         return entries
 
     def _first_time(self, slot: int) -> bool:
-        """Return whether a slot has not been reduced yet. A reduced gradient is equal on all ranks,
-        and no codec compresses it.
+        """Return whether a slot has not been reduced yet. A reduced gradient is the same on all
+        ranks, and is not compressed.
         """
         return not self._again or slot in self.fresh
 
@@ -321,7 +321,7 @@ class GroupedBucket(Bucket):
 
 
 def _begins(gradients: Sequence[Gradient]) -> list[int]:
-    """Return the offset of each gradient in a flat array, and the offset behind the last one.
+    """Return the offset of each gradient in a flat array, and the end of the last one.
 
     Offsets are multiples of ``ALIGNMENT``: processors copy a large array 15 to 40 % more slowly if
     source and destination are aligned differently.
@@ -347,7 +347,7 @@ def _reduction(
 def groups_of(
     order: Sequence[int], groups: int | Sequence[Sequence[int]]
 ) -> Sequence[Sequence[int]]:
-    """Return ``groups``, or ``order`` cut into that many parts."""
+    """Return ``groups``, or ``order`` divided into that number of parts."""
     if not isinstance(groups, int):
         return groups
     ends = [len(order) * number // groups for number in range(groups + 1)]
@@ -360,9 +360,9 @@ def partition(
     limit: int,
     groups: int | Sequence[Sequence[int]],
 ) -> list[list[int]]:
-    """Deal ``order`` to buckets of about ``limit`` bytes, each of one dtype on one device.
+    """Distribute ``order`` over buckets of about ``limit`` bytes, each of one dtype on one device.
 
-    Members of one of the ``groups`` (lists, or a number of them) stay together regardless of their
+    Members of one of the ``groups`` (lists, or their number) stay together regardless of their
     size. Buckets are sorted by their last member, whose arrival completes them.
     """
     bucket_of = {

@@ -1,7 +1,7 @@
-"""Memory for results that the caller owns, reused as soon as no reference is left.
+"""Memory for results owned by the caller, reused as soon as no reference is left.
 
-Frameworks release an array when they please, TensorFlow mostly a step later. Two blocks of memory
-therefore take turns.
+Frameworks release an array at any later time, TensorFlow usually after another step. Two blocks of
+memory therefore alternate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_MOST = 2  # blocks that take turns
+_MOST = 2  # alternating blocks
 # Bytes. TensorFlow adopts arrays that begin at a multiple of this, and copies others.
 ALIGNMENT = 64
 
@@ -41,11 +41,11 @@ class BufferPool:
         self._pieces: list[_Piece] = []
 
     def lend(self, nbytes: int, turn: int) -> tuple[Array, bool]:
-        """Return at least ``nbytes`` that no reference holds, and whether all ranks should allocate
+        """Return at least ``nbytes`` of unreferenced memory, and whether all ranks should allocate
         another block.
 
         The array begins at a multiple of ``ALIGNMENT``. If no shared block is free, it is private
-        memory of this process. ``turn``: the number of the use, equal on all ranks, so that all
+        memory of this process. ``turn``: the number of the use, the same on all ranks, so that all
         take the same block.
         """
         pieces = [piece for piece in self._pieces if len(piece.memory) >= nbytes]

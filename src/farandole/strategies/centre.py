@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class CentreConnection:
     """A connection to the centre.
 
-    ``name``: the optimizer's, equal on all ranks. ``ranks``: rank numbers in the job. ``spec``: the
-    strategy's, for messages. ``on_transfer``: called with the activity, begin and end of each push
-    and pull. ``codec``: compresses pushes.
+    ``name``: the optimizer's name, the same on all ranks. ``ranks``: rank numbers in the job.
+    ``spec``: the strategy's spec, for messages. ``on_transfer``: called with the activity, begin
+    and end of each push and pull. ``codec``: compresses pushes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CentreConnection:
             self._client.pull([*into, *statistics])
 
     def other_weights(self) -> None:
-        """Expect other weights in the next push, perhaps of the same shapes."""
+        """Expect different weights in the next push, perhaps of the same shapes."""
         self._held = None
 
     @contextlib.contextmanager

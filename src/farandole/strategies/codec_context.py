@@ -1,4 +1,4 @@
-"""The facts about an optimizer that its codec follows: the loss scale and the momentum."""
+"""The properties of an optimizer that its codec uses: the loss scale and the momentum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Keys = Callable[[], Sequence[str]]
 
 
 class CodecContext:
-    """The facts about one optimizer, for its codec.
+    """The properties of one optimizer, for its codec.
 
     ``scale``: returns the loss scale of the next gradients (0: unknown); None if losses are not
-    scaled. ``inner``: returns the facts of each group of parameters; None if the optimizer is not
-    known. ``group_of``: the group of each gradient, if there are several.
+    scaled. ``inner``: returns the properties of each group of parameters; None if the optimizer is
+    unknown. ``group_of``: the group of each gradient, if there are several.
     """
 
     def __init__(self, codec: Codec | None, label: str) -> None:
@@ -26,12 +26,12 @@ class CodecContext:
         self.group_of: Callable[[], Sequence[int]] | None = None
         # scale of the residuals; 0: the unknown scale of the next gradients
         self._last = 0.0
-        # momenta by group, and the gradients, as the codec knows them
+        # momenta by group, and the gradients, as last passed to the codec
         self._known: tuple[list[Momentum], object] | None = None
 
     def update(self, gradients: object, keys: Keys) -> None:
-        """Make the codec follow the optimizer before a step. ``gradients``: a value that differs
-        for other gradients. ``keys``: returns their keys in the codec's state.
+        """Update the codec before a step. ``gradients``: a value that identifies the gradients.
+        ``keys``: returns their keys in the codec's state.
         """
         if self._codec is None:
             return
@@ -44,7 +44,7 @@ class CodecContext:
             self._follow(self._codec, self.inner, gradients, keys)
 
     def describe(self, inner: InnerOptimizer | None) -> None:
-        """Let the codec follow an optimizer of one group, whose facts do not change."""
+        """Update the codec for an optimizer of one group with constant properties."""
         if inner is not None:
             facts = [inner]
             self.inner = lambda: facts

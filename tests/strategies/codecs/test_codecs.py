@@ -411,7 +411,7 @@ def test_codecs_are_named_or_given() -> None:
     ]
 
 
-def test_sparse_codecs_refuse_places_beyond_32_bits() -> None:
+def test_sparse_codecs_refuse_indices_beyond_32_bits() -> None:
     values = np.broadcast_to(np.float32(1), 2**32 + 1)
     part: Any = SimpleNamespace(buffer=Buffer(values, values, DType.FLOAT32))
     with pytest.raises(ValueError, match=mentioning("topk", str(2**32 + 1), str(2**32))):

@@ -1,9 +1,9 @@
 """Codecs: reductions that send compressed tensors. See ``contracts.Codec`` for the interface.
 
-A codec is a file here and a line in ``registry``; other distributions add theirs by an entry point
-in the group ``farandole.codecs``. Three base classes do most of the work: ``FlatCodec`` (tensors as
-one flat array, with error feedback), ``Quantized`` (``encode`` and ``decode``) and ``Sparse``
-(``select``).
+A codec is a file in this folder and a line in ``registry``; other distributions add codecs by an
+entry point in the group ``farandole.codecs``. Three base classes do most of the work: ``FlatCodec``
+(tensors as one flat array, with error feedback), ``Quantized`` (``encode`` and ``decode``) and
+``Sparse`` (``select``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Releasable(Protocol):
-    """A codec that can give away the residual of a tensor which will travel without the codec."""
+    """A codec that can release the residual of a tensor that will be sent without the codec."""
 
     def release(self, key: str) -> Array | None:
         """Remove this rank's residual of the tensor and return it, flat and in the tensor's units.
@@ -36,8 +36,8 @@ _owners: dict[int, dict[str, deque[object]]] = {}  # by id of a codec
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
-    """Return the codec that ``spec`` names, as "name" or "name:argument". A Codec is returned as it
-    is; an empty ``spec`` gives None.
+    """Return the codec that ``spec`` names, as "name" or "name:argument". A Codec is returned
+    unchanged; an empty ``spec`` gives None.
 
     Raises SettingsError for an unknown name and for an argument out of range.
     """
@@ -67,7 +67,7 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
     """Record that the optimizer ``owner`` uses ``of`` for tensors of these names. None: the
     optimizer has created its own codec.
 
-    An optimizer may replace another one for good. Raises ValueError if two take turns with one
+    An optimizer may replace another one permanently. Raises ValueError if two alternate with one
     name: the state of one tensor would be applied to the other.
     """
     label = "" if owner is None else state_label(of)
@@ -87,8 +87,8 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
 
 
 def _owners_of(of: Codec) -> dict[str, deque[object]]:
-    """Return the latest optimizers by name of a tensor, the present one last. They belong to this
-    very codec object; others may compare equal.
+    """Return the latest optimizers of this codec object by tensor name, the present one last. Other
+    codec objects may compare equal.
     """
     found = _owners.get(id(of))
     if found is None:

@@ -1,4 +1,6 @@
-"""The base of codecs: several tensors as one flat array, residuals, and counts of bytes sent."""
+"""The base of codecs: several tensors as one flat array, residuals, and counts of the bytes
+sent.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ KEPT = ("residual", "owed", "momentum", "velocity", "applied")
 
 
 class FlatCodec:
-    """A codec that sees the parts of an allreduce as one array, with error feedback.
+    """A codec that treats the parts of an allreduce as one array, with error feedback.
 
     ``residual/<key>`` in the state is this rank's residual of one tensor, in the tensor's units.
     """
@@ -108,7 +110,7 @@ class FlatCodec:
         write(total, parts, scale)
 
     def kept(self, name: str, key: str, length: int, dtype: Any) -> Array:
-        """Return ``name/key`` of the state; zeros if it is missing or has another length or
+        """Return ``name/key`` of the state; zeros if it is missing or has a different length or
         dtype.
         """
         found = self._state.get(f"{name}/{key}") if key else None
@@ -170,7 +172,7 @@ def pieces(flat: Array, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
 
 
 def wide(dtype: DType) -> np.dtype[Any]:
-    """Return the dtype in which numbers of ``dtype`` are summed."""
+    """Return the dtype in which values of ``dtype`` are summed."""
     return np.dtype(np.float64 if dtype is DType.FLOAT64 else np.float32)
 
 
@@ -185,7 +187,7 @@ def unit_key(parts: Sequence[Part]) -> str:
 
 
 def cleared(values: Array) -> None:
-    """Set values that are not finite to 0. All ranks have received them already; as residuals they
+    """Set values that are not finite to 0. All ranks have already received them; as residuals they
     would spoil all later steps.
     """
     if not np.isfinite(values.sum()):
@@ -194,13 +196,13 @@ def cleared(values: Array) -> None:
 
 def ring_bytes(nbytes: int, transport: Transport) -> int:
     """Return the bytes that each rank sends in an allreduce of ``nbytes``, by the algorithm that
-    sends least.
+    sends the fewest.
     """
     return 2 * nbytes * (transport.size - 1) // transport.size
 
 
 def narrowed(values: Array, dtype: DType) -> Array:
-    """Return ``values`` in ``dtype.storage``, as they travel for a tensor of ``dtype``."""
+    """Return ``values`` in ``dtype.storage``, as sent for a tensor of ``dtype``."""
     if not dtype.is_half:
         return values
     narrow = np.empty(len(values), dtype.storage)

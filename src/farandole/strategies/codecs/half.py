@@ -1,5 +1,5 @@
-"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are summed in float32 and rounded
-once more.
+"""``fp16`` and ``bf16``: gradients are sent as 16-bit floats. They are summed in float32 and
+rounded once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Half(Pushable):
-    """Sends 16-bit floats. Tensors of 16 bits travel unchanged."""
+    """Sends 16-bit floats. Tensors of 16 bits are sent unchanged."""
 
     feedback, gamma = False, 1.0
     dtype: ClassVar[DType]
@@ -59,7 +59,7 @@ class Half(Pushable):
 
 
 class Fp16(Half):
-    """Sends float16. Numbers above 65,504 become infinite, so use it with loss scaling or moderate
+    """Sends float16. Values above 65,504 become infinite, so use it with loss scaling or moderate
     gradients.
     """
 

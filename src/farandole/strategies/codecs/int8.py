@@ -1,4 +1,4 @@
-"""``int8``: a byte per number and a scale per block of 256. Rounding is stochastic, so errors
+"""``int8``: a byte per element and a scale per block of 256. Rounding is stochastic, so errors
 average out.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _MOST = np.float32(127)
-# Blocks of smaller numbers count as zeros: float32 cannot represent the inverse of their scale.
+# Blocks of smaller values count as zeros: float32 cannot represent the inverse of their scale.
 _TINY = 1e-36
 
 

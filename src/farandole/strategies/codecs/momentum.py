@@ -1,10 +1,10 @@
-"""Codecs that apply the momentum of the optimizer themselves.
+"""Codecs that apply the optimizer's momentum themselves.
 
-Numbers that arrive late or rounded are amplified by an optimizer with momentum: ten times at 0.9.
-Such a codec decides where momentum acts, and gives the optimizer gradients whose velocity is the
-wanted step. A velocity is linear in the gradients, so no framework has to know of this: with the
-gradient ``step - value * velocity``, the optimizer's new velocity is ``step``. Weight decay and
-changes that the program makes to gradients keep the optimizer's momentum. See decision 056.
+An optimizer with momentum amplifies delayed or rounded values: ten times at 0.9. Such a codec
+decides where momentum acts, and gives the optimizer gradients whose velocity is the desired step. A
+velocity is linear in the gradients, so frameworks need no change: with the gradient ``step - value
+* velocity``, the optimizer's new velocity is ``step``. Weight decay and the program's own changes
+of gradients keep the optimizer's momentum. See decision 056.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# The share of an optimizer's rate that late and rounded numbers tolerate; see decision 056.
+# The fraction of an optimizer's rate that delayed and rounded values tolerate; see decision 056.
 TOLERATED = 0.5
 
 
 class ReplacedMomentum(FlatCodec):
-    """A codec that replaces momentum by half of the rate to which it amounts, ``1 / (1 - value)``.
+    """A codec that replaces momentum by half of the equivalent rate, ``1 / (1 - value)``.
 
-    This is factor masking (Lin et al. 2018, "Deep Gradient Compression") where each number is sent
-    in each step. ``applied/<key>`` in the state is the optimizer's velocity, equal on all ranks;
-    ``ramp/<key>`` the number of its steps. ``late``: an optimizer that divides by the size of past
-    gradients, as Adam does, learns more slowly.
+    This is factor masking (Lin et al. 2018, "Deep Gradient Compression") for codecs that send each
+    element in each step. ``applied/<key>`` in the state is the optimizer's velocity, the same on
+    all ranks; ``ramp/<key>`` is the number of its steps. ``late``: an optimizer that divides by the
+    magnitude of past gradients, as Adam does, learns more slowly.
     """
 
     late = True
@@ -53,7 +53,7 @@ class ReplacedMomentum(FlatCodec):
 
     def gain(self, value: float, steps: int) -> float:
         """Return the factor that replaces a momentum of ``value`` after ``steps`` steps. It grows
-        as the optimizer's velocity would.
+        like the optimizer's velocity.
         """
         return min((1 - value ** (steps + 1)) / (1 - value), self.most_gain(value))
 
@@ -69,7 +69,7 @@ class ReplacedMomentum(FlatCodec):
         write(total, parts, 1.0)
 
     def _compensate(self, step: Array, part: Part, momentum: Momentum) -> None:
-        """Turn ``step`` into the gradient with which the optimizer takes this step."""
+        """Turn ``step`` into the gradient that makes the optimizer take this step."""
         kind = step.dtype.type
         velocity = self.kept("applied", part.key, len(step), step.dtype)
         steps = self.kept("ramp", part.key, 1, np.int64)
@@ -92,8 +92,8 @@ class ReplacedMomentum(FlatCodec):
 class MaskedMomentum(ReplacedMomentum):
     """A codec with momentum correction and factor masking (Lin et al. 2018).
 
-    The residual of a number grows by its velocity on this rank, ``velocity/<key>`` in the state. A
-    number that is sent begins with a velocity of 0.
+    The residual of an element grows by its velocity on this rank, ``velocity/<key>`` in the state.
+    Sending an element resets its velocity to 0.
     """
 
     def most_gain(self, value: float) -> float:

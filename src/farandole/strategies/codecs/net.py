@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 class Net:
     """Compresses between hosts only.
 
-    Ranks that share memory sum there. Each then owns a slice of the sum, which another codec
-    reduces over the hosts; the owner keeps the residual. If all ranks share memory, nothing is
-    compressed.
+    Ranks that share memory add up their tensors there. Each then owns a slice of the sum, which a
+    second codec reduces over the hosts; the owner keeps the residual. If all ranks share memory,
+    nothing is compressed.
     """
 
     name: ClassVar[str] = "net"
 
     def __init__(self, spec: str) -> None:
-        """``spec``: the other codec's. Raises SettingsError."""
+        """``spec``: the codec between hosts. Raises SettingsError."""
         if not spec or spec.partition(":")[0] == self.name:
             raise SettingsError(
                 f"codec={f'{self.name}:{spec}'!r} is invalid. Name the codec to use between hosts,"
@@ -49,7 +49,7 @@ class Net:
 
     @property
     def sent(self) -> int:
-        """The bytes that this rank has sent to other hosts."""
+        """The number of bytes that this rank has sent to other hosts."""
         return self._codec.sent
 
     @property
@@ -69,12 +69,12 @@ class Net:
 
     @property
     def late(self) -> bool:
-        """True if an optimizer like Adam learns more slowly with the codec."""
+        """True if optimizers like Adam learn more slowly with the codec."""
         return getattr(self._codec, "late", False)
 
     @property
     def votes(self) -> bool:
-        """True if results are directions without a size."""
+        """True if results are directions without magnitude."""
         return isinstance(self._codec, Voting) and self._codec.votes
 
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
@@ -91,7 +91,7 @@ class Net:
                 self._codec.allreduce(within, 1.0, hosts)
 
         by_hosts = getattr(transport, "by_hosts", None)
-        if by_hosts is None:  # every rank is a host of its own
+        if by_hosts is None:  # one rank per host
             between(whole, 0, transport)
         else:
             by_hosts(whole, kind, between)
@@ -123,8 +123,8 @@ class Net:
 
 
 def _within(slice_: Array, begin: int, parts: Sequence[Part], kind: DType) -> list[Part]:
-    """Return the parts that lie in a slice beginning at element ``begin``, cut to it. Whole parts
-    keep their shape.
+    """Return the parts within a slice that begins at element ``begin``, cut to the slice. Complete
+    parts keep their shape.
     """
     found, first = [], 0
     for part in parts:

@@ -1,5 +1,5 @@
-"""``onebit``: the sign of each number, and per block of 512 the means of the positive and of the
-negative numbers.
+"""``onebit``: the sign of each element, and per block of 512 the means of the positive and of the
+negative elements.
 """
 
 from __future__ import annotations

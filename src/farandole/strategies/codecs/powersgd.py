@@ -1,5 +1,5 @@
-"""``powersgd:rank``: each gradient matrix is projected on the few directions that hold most of
-it.
+"""``powersgd:rank``: each gradient matrix is projected onto the few directions that contain most of
+its norm.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from farandole.strategies.codecs.pushable import Pushable, check_length
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_SHORT = 1 << 14  # shorter vectors (biases, scales) travel whole
-# A direction with less than this share of the longest depends linearly on the others.
+_SHORT = 1 << 14  # shorter vectors (biases, scales) are sent uncompressed
+# A direction shorter than this fraction of the longest depends linearly on the others.
 _DEPENDENT = 1e-10
 _SEED = 0x9D
 
@@ -38,12 +38,12 @@ class _Matrix(NamedTuple):
 
 
 class PowerSgd(Pushable):
-    """PowerSGD (Vogels et al. 2019): one step of a power iteration that starts where the last one
-    ended (``q/<key>``).
+    """PowerSGD (Vogels et al. 2019): one step of a power iteration that starts from the last result
+    (``q/<key>``).
 
     A tensor is a matrix of its first dimension by all others. A long vector, such as a flat buffer
     of many tensors, is treated as a nearly square matrix, which compresses less well. Tensors that
-    would not become smaller travel whole.
+    would not become smaller are sent uncompressed.
     """
 
     name = "powersgd"
@@ -71,8 +71,8 @@ class PowerSgd(Pushable):
         return total
 
     def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """See ``contracts.Consensus``. In a matrix without structure, ``rank`` directions hold a
-        share of about ``rank`` divided by the length of the shorter side.
+        """See ``contracts.Consensus``. In a matrix without structure, ``rank`` directions contain a
+        fraction of about ``rank`` divided by the length of the shorter side.
         """
         sides = [_sides(shape, math.prod(shape)) for shape in shapes]
         shorter = [
@@ -83,8 +83,8 @@ class PowerSgd(Pushable):
         return min(self.gamma, self._rank / max(shorter, default=1))
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
-        """Return the number of matrices, the offset and sides of each, two factors of each, and the
-        remaining numbers.
+        """Return the number of matrices, their offsets and sides, two factors of each, and the
+        remaining values.
         """
         matrices = self._matrices(values, parts)
         whole = _outside(values, matrices)
@@ -126,7 +126,7 @@ class PowerSgd(Pushable):
         out[whole] = numbers
 
     def _matrices(self, values: Array, parts: Sequence[Part]) -> list[_Matrix]:
-        """Return the parts that become smaller, as matrices."""
+        """Return the compressible parts as matrices."""
         found, begin = [], 0
         for part in parts:
             count = len(part.buffer.data)
@@ -138,8 +138,8 @@ class PowerSgd(Pushable):
         return found
 
     def _start(self, matrix: _Matrix) -> Array:
-        """Return the start directions of the columns: the ones from the last step, or random ones
-        that are equal on all ranks.
+        """Return the start directions of the columns: the result of the last step, or random
+        directions that are the same on all ranks.
         """
         columns = matrix.values.shape[1]
         old = self.kept("q", matrix.key, self._rank * columns, matrix.values.dtype).reshape(
@@ -160,12 +160,12 @@ class PowerSgd(Pushable):
         return summed, flat[begin:]
 
     def _orthogonal(self, lefts: Sequence[Array], transport: Transport) -> list[Array]:
-        """Return orthonormal rows with the same span as the rows of ``lefts``; zeros where these
-        depend on each other.
+        """Return orthonormal rows with the same span as the rows of ``lefts``; zeros for linearly
+        dependent rows.
 
         Rank 0 computes the coefficients for all ranks: different processors may differ in the last
         bit of a dot product, and the ranks' weights would drift apart. All later operations give
-        equal bits everywhere.
+        identical bits on all processors.
         """
         rank = self._rank
         coefficients = np.empty((len(lefts), rank, rank), np.float64)
@@ -183,7 +183,7 @@ class PowerSgd(Pushable):
 
 
 def _outside(values: Array, matrices: Sequence[_Matrix]) -> Array:
-    """Return a mask of the ``values`` that are in no matrix."""
+    """Return a mask of the ``values`` outside of all matrices."""
     whole = np.ones(len(values), np.bool_)
     for matrix in matrices:
         matrix.of(whole)[:] = False
@@ -191,13 +191,13 @@ def _outside(values: Array, matrices: Sequence[_Matrix]) -> Array:
 
 
 def _first_rows(numbers: Array, rows: int, columns: int) -> tuple[Array, Array]:
-    """Return a matrix of the first ``numbers``, and the remaining ones."""
+    """Return a matrix of the first ``numbers``, and the remaining numbers."""
     return numbers[: rows * columns].reshape(rows, columns), numbers[rows * columns :]
 
 
 def _sides(shape: tuple[int, ...], count: int) -> tuple[int, int]:
-    """Return rows and columns of a tensor as a matrix. A long vector gets sides that leave little
-    over.
+    """Return rows and columns of a tensor as a matrix. A long vector gets sides with a small
+    remainder.
     """
     if len(shape) > 1 and count:
         return shape[0], count // shape[0]
@@ -225,7 +225,7 @@ def _coefficients(left: Array) -> Array:
 def _product(left: Array, right: Array, out: Array) -> None:
     """Compute ``out = left @ right``, for few columns of ``left``.
 
-    It uses elementwise multiplications and additions only, which give equal bits on every
+    It uses elementwise multiplications and additions only, which give identical bits on every
     processor.
     """
     scratch = np.empty_like(out)

@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 class Pushable(FlatCodec):
-    """A codec for allreduces and pushes. The residual of a push is kept once the push has
+    """A codec for allreduces and pushes. It adopts the residual of a push once the push has
     arrived.
     """
 
-    # See ``consensus_step``: with larger steps, ranks diverge if the codec sends few of the
-    # numbers.
+    # See ``consensus_step``: with larger steps, ranks diverge if the codec sends few elements.
     gamma: float = 0.1
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
@@ -54,8 +53,8 @@ class Pushable(FlatCodec):
         self.saved += packed.whole - len(packed.payload)
 
     def _packed(self, parts: Sequence[Part], send: Callable[[Array], Array]) -> Packed:
-        """Return the payload of ``send`` and the state to keep. The codec's own state does not
-        change: ``send`` may replace its arrays, but never writes to them.
+        """Return the payload of ``send`` and the state to keep. The codec's state does not change:
+        ``send`` may replace its arrays, but never writes to them.
         """
         before, self._state = self._state, dict(self._state)
         try:
@@ -73,7 +72,7 @@ class Pushable(FlatCodec):
 
 
 def check_length(payload: Array, wanted: int) -> None:
-    """Raise ValueError if ``payload`` has another number of bytes."""
+    """Raise ValueError unless ``payload`` has ``wanted`` bytes."""
     if len(payload) != wanted:
         raise ValueError(f"the payload has {len(payload)} bytes instead of {wanted}")
 

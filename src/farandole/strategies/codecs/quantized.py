@@ -1,4 +1,4 @@
-"""The base of codecs that send every number in a few bits."""
+"""The base of codecs that send every element in a few bits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SEED = 0xFA7A
 
 
 class Quantized(FlatCodec):
-    """A codec with which each rank reduces a slice: it receives the encoded slices of all ranks and
-    sends the encoded sum to all.
+    """A codec in which each rank reduces a slice: it receives the encoded slices of all ranks and
+    sends the encoded sum to all ranks.
 
     With ``feedback``, the error of this second encoding stays with the reducing rank:
     ``owed/<key>`` in the state is the error of one tensor, from the element ``at/<key>`` on.
@@ -33,7 +33,7 @@ class Quantized(FlatCodec):
     seeded: ClassVar[bool] = False
 
     def nbytes(self, count: int) -> int:
-        """Return the length of ``encode``'s result for ``count`` numbers."""
+        """Return the length of ``encode``'s result for ``count`` elements."""
         raise NotImplementedError
 
     def encode(self, values: Array, generator: Generator | None) -> Array:
@@ -69,8 +69,8 @@ class Quantized(FlatCodec):
         return self._gathered(payload, sizes, values, transport)
 
     def _owed(self, values: Array, parts: Sequence[Part], begin: int, length: int) -> Array:
-        """Return the errors that this rank owes for its slice. Errors for other elements (tensors
-        may travel in different groups than before) are added to this rank's ``values``.
+        """Return the errors that this rank owes for its slice. Errors for other elements (the
+        groups of tensors may change) are added to this rank's ``values``.
         """
         found = np.zeros(length, values.dtype)
         for part, place, low, high, at in _overlaps(values, parts, begin, length):
@@ -105,7 +105,7 @@ class Quantized(FlatCodec):
     def _sum_of_slice(
         self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport
     ) -> Array:
-        """Return the sum of all ranks' numbers in this rank's slice, added in rank order."""
+        """Return the sum over the ranks of this rank's slice, added in rank order."""
         size, rank = transport.size, transport.rank
         received = np.empty(size * sizes[rank], np.uint8)
         transport.alltoall(np.concatenate(payloads), sizes, received, [sizes[rank]] * size)
@@ -141,8 +141,8 @@ class Quantized(FlatCodec):
         return out
 
     def _generator(self, key: str, rank: int) -> Generator:
-        """Return a generator whose numbers differ between ranks and steps, and repeat in each
-        run.
+        """Return a generator whose sequence differs between ranks and steps, and is the same in
+        each run.
         """
         count = self.kept("count", key, 1, np.int64)
         seed = np.random.SeedSequence([_SEED, crc32(key.encode()), int(count[0]), rank])
@@ -151,7 +151,7 @@ class Quantized(FlatCodec):
 
 
 class PushQuantized(Quantized, Pushable):
-    """A codec whose numbers have a meaning without other ranks' numbers."""
+    """A codec whose payload is meaningful without other ranks' payloads."""
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         payload = self.encode(

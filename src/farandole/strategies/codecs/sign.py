@@ -1,5 +1,5 @@
-"""``sign``: every rank votes on the direction of each number, and all ranks get the majority's: -1,
-0 or 1. ``sign:0.9``: ranks vote by their momentum.
+"""``sign``: every rank votes on the direction of each element, and all ranks receive the
+majority's: -1, 0 or 1. ``sign:0.9``: ranks vote by their momentum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _VOTES = 5  # in a byte, as base-3 digits
-_SPOILT = 255  # a byte with a number that is not finite
+_SPOILT = 255  # a byte with a value that is not finite
 
 
 def _table() -> Array:
@@ -36,13 +36,13 @@ _TABLE = _table()
 class Sign(Quantized):
     """SignSGD with majority vote (Bernstein et al. 2018). A 0 does not vote, and a tie gives 0.
 
-    An average is the vote itself, so the learning rate is the step length. With ``momentum``
-    (SIGNUM in the paper), a rank votes by the running mean of its own gradients, ``momentum/<key>``
-    in the state. Without, there is no state.
+    An average is the vote itself, so the learning rate is the step size. With ``momentum`` (SIGNUM
+    in the paper), a rank votes by the running mean of its gradients, ``momentum/<key>`` in the
+    state. Without momentum, the codec has no state.
     """
 
     name, feedback, block = "sign", False, _VOTES
-    votes = True  # results are directions without a size
+    votes = True  # results are directions without magnitude
 
     def __init__(self, momentum: str | float = 0.0) -> None:
         """Raises SettingsError for a ``momentum`` outside [0, 1)."""
@@ -82,8 +82,8 @@ class Sign(Quantized):
         return votes
 
     def _add_to_momentum(self, values: Array, parts: Sequence[Part]) -> None:
-        """Turn ``values`` into the momentum. A tensor that this rank lacks counts as zeros; one
-        that all ranks lack gets its momentum back in ``retract``.
+        """Turn ``values`` into the momentum. A tensor missing on this rank counts as zeros;
+        ``retract`` restores the momentum of a tensor missing on all ranks.
         """
         values *= values.dtype.type(1 - self._momentum)
         for part, place in pieces(values, parts):

@@ -1,4 +1,4 @@
-"""The base of codecs that send some of the numbers, with their places."""
+"""The base of codecs that send some of the values, with their indices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-_MOST = 1 << 32  # numbers whose places fit 4 bytes
+_MOST = 1 << 32  # elements whose indices fit in 4 bytes
 
 
 class Sparse(Pushable):
-    """A codec with which all ranks receive the numbers and places (4 bytes each) of all ranks, and
-    sum them in rank order.
+    """A codec in which all ranks receive the values and indices (4 bytes each) of all ranks, and
+    add them up in rank order.
     """
 
     even: ClassVar[bool] = True  # whether all ranks select the same number of elements
 
     def select(self, values: Array) -> Array:
-        """Return the places of the numbers to send, without repetition, as uint32. Numbers that are
+        """Return the indices of the values to send, without repetition, as uint32. Values that are
         not finite are selected first.
         """
         raise NotImplementedError
@@ -48,13 +48,13 @@ class Sparse(Pushable):
         dtype = parts[0].buffer.dtype
         if len(values) > _MOST:
             raise ValueError(
-                f"the codec {self.name} sends places as 32-bit numbers, and a parameter has"
-                f" {len(values)} elements, more than {_MOST}. Use another codec for it"
+                f"the codec {self.name} sends indices as 32-bit integers, but a parameter has"
+                f" {len(values)} elements, more than {_MOST}. Use a different codec for it"
             )
-        places = self.select(values)
-        chosen = narrowed(values[places], dtype)
-        values[places] -= widened(chosen, dtype)
-        return np.concatenate([places.view(np.uint8), chosen.view(np.uint8)])
+        indices = self.select(values)
+        chosen = narrowed(values[indices], dtype)
+        values[indices] -= widened(chosen, dtype)
+        return np.concatenate([indices.view(np.uint8), chosen.view(np.uint8)])
 
     def unpack(self, payload: Array, out: Array) -> None:
         """See ``contracts.PushCodec``."""
@@ -74,9 +74,7 @@ class Sparse(Pushable):
 
 
 def _add(payload: Array, dtype: DType, total: Array) -> None:
-    """Add the numbers of a payload to ``total``. Raises ValueError or IndexError for a malformed
-    one.
-    """
+    """Add a payload to ``total``. Raises ValueError or IndexError for a malformed payload."""
     middle = len(payload) // (4 + dtype.itemsize) * 4
     numbers = payload[middle:].copy().view(dtype.storage)
     total[payload[:middle].copy().view(np.uint32)] += widened(numbers, dtype)

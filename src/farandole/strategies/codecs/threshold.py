@@ -1,6 +1,4 @@
-"""``threshold:t``: only numbers of magnitude t or more. The others accumulate until they reach
-it.
-"""
+"""``threshold:t``: only values of magnitude t or more. The others accumulate until they reach t."""
 
 from __future__ import annotations
 

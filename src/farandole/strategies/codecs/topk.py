@@ -1,4 +1,4 @@
-"""``topk:r``: the share r of numbers with the largest magnitudes. The others accumulate as
+"""``topk:r``: the fraction r of values with the largest magnitudes. The others accumulate as
 residuals.
 """
 
@@ -16,19 +16,19 @@ from farandole.strategies.codecs.sparse import Sparse
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_SAMPLE = 4096  # numbers sampled to estimate a bound, below which nothing is sorted
+_SAMPLE = 4096  # values sampled to estimate a bound; smaller values are not sorted
 
 
 class TopK(MaskedMomentum, Sparse):
-    """Top-k sparsification (Aji & Heafield 2017; Lin et al. 2018). At least one number per bucket
-    is sent.
+    """Top-k sparsification (Aji & Heafield 2017; Lin et al. 2018). At least one value per bucket is
+    sent.
     """
 
     name = "topk"
 
     def __init__(self, ratio: str | float) -> None:
         super().__init__(str(ratio))
-        self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
+        self._ratio = number(self.name, ratio, float, "the fraction of values to send", 0, 1)
         self.gamma = min(self.gamma, 2 * self._ratio)
 
     def select(self, values: Array) -> Array:
@@ -37,8 +37,8 @@ class TopK(MaskedMomentum, Sparse):
 
 
 def largest(sizes: Array, count: int) -> Array:
-    """Return the places of the ``count`` largest, in order of place, as uint32. NaN counts as
-    largest.
+    """Return the indices of the ``count`` largest ``sizes``, in ascending order, as uint32. NaN
+    counts as largest.
     """
     candidates = _above_estimate(sizes, count)
     among = sizes if candidates is None else sizes[candidates]
@@ -46,13 +46,13 @@ def largest(sizes: Array, count: int) -> Array:
         chosen = np.argpartition(among, len(among) - count)[len(among) - count :]
     else:
         chosen = np.arange(len(among))
-    places = chosen if candidates is None else candidates[chosen]
-    return np.sort(places.astype(np.uint32))
+    indices = chosen if candidates is None else candidates[chosen]
+    return np.sort(indices.astype(np.uint32))
 
 
 def _above_estimate(sizes: Array, count: int) -> Array | None:
-    """Return places that include the ``count`` largest: those above a bound estimated from a
-    sample. None if the estimate is too high.
+    """Return the indices of all values above a bound estimated from a sample, which include the
+    ``count`` largest. None if the estimate is too high.
     """
     step = len(sizes) // _SAMPLE
     if step < 2:
@@ -60,5 +60,5 @@ def _above_estimate(sizes: Array, count: int) -> Array | None:
     sample = sizes[::step]
     share = min(len(sample), int(1.5 * count / len(sizes) * len(sample)) + 16)
     bound = np.partition(sample, len(sample) - share)[len(sample) - share]
-    places = np.flatnonzero(~(sizes < bound))
-    return places if len(places) >= count else None
+    indices = np.flatnonzero(~(sizes < bound))
+    return indices if len(indices) >= count else None
