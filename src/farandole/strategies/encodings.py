@@ -1,6 +1,6 @@
-"""Encodings of the weights of one optimizer: whole, or compressed by a codec.
+"""Encodings of the weights of one optimizer: uncompressed, or compressed by a codec.
 
-A codec sends the difference from values that the ranks share; see ``references``.
+A codec sends differences from values shared by the ranks; see ``references``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DISTANCE = "distance/"
 
 
 class WholeEncoding:
-    """The base of encodings: weights travel whole. See ``contracts.Encoding``."""
+    """The base of encodings: weights are sent uncompressed. See ``contracts.Encoding``."""
 
     slots: tuple[str, ...] = ()
     push_codec: PushCodec | None = None
@@ -88,15 +88,14 @@ class CodecState:
         self._keys.update(keys)
 
     def claim(self, keys: Sequence[str]) -> None:
-        """Count these keys among the optimizer's. Raises ValueError if another optimizer uses
-        one.
+        """Add these keys to the optimizer's. Raises ValueError if another optimizer uses one of
+        them.
         """
         self.add(keys)
         claim(self._codec, self._owner, keys)
 
     def forget(self, keys: Iterable[str] | None = None) -> None:
-        """Drop the codec's state for these keys; None drops the state of all of the optimizer's
-        keys.
+        """Drop the codec's state for these keys; None: for all of the optimizer's keys.
 
         A key that ends in a slash drops all keys with that prefix. The state of other optimizers
         stays.
@@ -117,9 +116,9 @@ class CodecState:
 class MeanEncoding(WholeEncoding):
     """The base of encodings for strategies that average.
 
-    The codec reduces each rank's differences from arrays that should be equal on all ranks. They
-    differ on a rank that had joined or began with other weights, so the ranks compare them before
-    each exchange.
+    The codec reduces each rank's differences from arrays that should be the same on all ranks.
+    These differ on a rank that had joined or began with different weights, so the ranks compare
+    them before each exchange.
     """
 
     prefix: str
@@ -128,7 +127,7 @@ class MeanEncoding(WholeEncoding):
         self.state = CodecState(codec, owner)
         self._codec = codec
         self._mean: MeanReducer
-        # the number of shared arrays, and a digest of them
+        # the number of shared arrays, and their digest
         self._known: tuple[int, int] | None = None
 
     def bind(self, session: PeerSession) -> None:
@@ -165,14 +164,16 @@ class MeanEncoding(WholeEncoding):
         return bool(all_equal(self.session.engine, name, [self._known[1]])[0])
 
     def exchanged(self, near: Sequence[Array], step: int, *, same: bool) -> None:
-        """Record that all ranks have equal arrays now. ``same``: they were equal before, too."""
+        """Record that all ranks now have the same arrays. ``same``: they were the same before,
+        too.
+        """
         before = self._known[1] if same and self._known is not None else 0
         self._known = len(near), zlib.crc32(repr((before, step)).encode())
 
 
 class ChangeEncoding(MeanEncoding):
-    """Encodes the changes since the last exchange, whose weights are kept in one more slot. If that
-    slot differs between ranks, the weights travel whole.
+    """Encodes the changes since the last exchange, whose weights are kept in a further slot. If
+    that slot differs between ranks, the weights are sent uncompressed.
     """
 
     slots: tuple[str, ...] = ("weights",)
@@ -202,7 +203,7 @@ class DistanceEncoding(MeanEncoding):
     """Encodes the distances from a strategy's first slot.
 
     If that slot differs between ranks, all ranks take its mean. The codec keeps no residual: the
-    part of a distance that was not sent remains in the next distance.
+    unsent part of a distance remains in the next distance.
     """
 
     prefix = DISTANCE
@@ -229,7 +230,7 @@ class DistanceEncoding(MeanEncoding):
 
 
 class PushEncoding(WholeEncoding):
-    """Encodes pushes to parameter servers. The residual of a weight waits for its next push, if
+    """Encodes pushes to parameter servers. The residual of a weight is kept for its next push, if
     weights have names.
     """
 

@@ -1,6 +1,6 @@
 """The layout of a list of arrays in a few flat buffers, one per dtype.
 
-Large writable arrays travel separately, without a copy.
+Large writable arrays are sent separately, without a copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FlatLayout(NamedTuple):
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, dtype
     sizes: list[tuple[DType, int]]  # elements per flat buffer
-    # per array: its buffer, offset and number of elements; None if it travels separately
+    # per array: its buffer, offset and number of elements; None if it is sent separately
     places: list[tuple[int, int, int] | None]
     gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
     keys: list[str]  # per array: its name, made unique within the list
@@ -41,7 +41,7 @@ class FlatLayout(NamedTuple):
         return sum(count * dtype.itemsize for dtype, count in self.sizes)
 
     def alone(self) -> list[int]:
-        """Return the indexes of the arrays that travel separately."""
+        """Return the indexes of the arrays that are sent separately."""
         return [number for number, place in enumerate(self.places) if place is None]
 
     def cut(self, memory: Array) -> list[Array]:
@@ -56,7 +56,7 @@ class FlatLayout(NamedTuple):
     def place(
         self, number: int, flats: Sequence[Array], arrays: Sequence[Array]
     ) -> tuple[DType, Array]:
-        """Return the dtype and the flat memory with which an array travels."""
+        """Return the dtype and the flat memory with which an array is sent."""
         found = self.places[number]
         if found is None:
             return DType(self.table[number][2]), memory_of(arrays[number])
@@ -74,7 +74,7 @@ class FlatLayout(NamedTuple):
 
     def unpack(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
         """Return the buffers' contents as views with the shapes and dtypes of ``arrays``. Arrays
-        that travelled separately are returned as they are.
+        that were sent separately are returned unchanged.
         """
         results = []
         for array, place in zip(arrays, self.places, strict=True):
@@ -92,7 +92,7 @@ def flat_layout(
     arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool
 ) -> FlatLayout:
     """Lay out ``arrays``. ``wire``: the 16-bit dtype to which wider floats are cast. ``in_place``:
-    large arrays travel separately. Raises RequestError for a dtype that cannot be reduced.
+    large arrays are sent separately. Raises RequestError for a dtype that cannot be reduced.
     """
     labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
     table = [
@@ -141,7 +141,7 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def memory_of(array: Array) -> Array:
-    """Return the memory of a contiguous array in the dtype with which it travels."""
+    """Return the memory of a contiguous array in the dtype with which it is sent."""
     flat = array.reshape(-1)
     return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
 
@@ -160,7 +160,7 @@ def separate(arrays: Sequence[Array]) -> list[Array]:
 
 
 def write_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-    """Copy ``results`` into ``arrays`` and return these."""
+    """Copy ``results`` into ``arrays`` and return ``arrays``."""
     for result, array in zip(results, arrays, strict=True):
         if result is not array:
             array[...] = result

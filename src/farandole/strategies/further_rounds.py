@@ -1,8 +1,8 @@
 """Further rounds of a step: gradients that grow after they have been reduced.
 
-A further round averages the gradients of the ranks that have not joined. The parts that an earlier
-round reduced are equal on these ranks and stay as they are. A new part is multiplied first, so that
-its mean over these ranks is the wanted sum or average over all ranks.
+A further round averages the gradients of the ranks that have not joined. The parts reduced by an
+earlier round are the same on these ranks and do not change. A new part is multiplied first, so that
+its mean over these ranks is the desired sum or average over all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReducedParts:
 
     @property
     def needed(self) -> bool:
-        """Return whether new parts are multiplied, and reduced ones are therefore kept."""
+        """Return whether new parts are multiplied, so that reduced parts must be kept."""
         return self._sums or self.factor != 1
 
     def clear(self) -> None:
@@ -42,8 +42,8 @@ class ReducedParts:
         self._parts = {}
 
     def count(self, engine: Engine, options: GradientOptions) -> None:
-        """Record how many ranks of ``engine`` have not joined. None of them can join before this
-        round has ended, as it needs their gradients.
+        """Record the number of ranks of ``engine`` that have not joined. None can join before the
+        end of this round, which needs their gradients.
         """
         present, size = engine.present, engine.size
         if present == size:
@@ -59,7 +59,7 @@ class ReducedParts:
         self._parts |= {index: gradients[index].copy() for index in indexes}
 
     def keep_only(self, indexes: Iterable[int]) -> None:
-        """Drop the parts of other gradients."""
+        """Drop the parts of all other gradients."""
         self._parts = {index: self._parts[index] for index in indexes if index in self._parts}
 
     def amplify_new(self, index: int, gradient: Gradient) -> None:

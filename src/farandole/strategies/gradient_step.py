@@ -1,4 +1,4 @@
-"""The bookkeeping of one step's gradients on one rank: which are ready, and what to announce.
+"""The bookkeeping of one step's gradients on one rank: which are ready, and the announcement.
 
 Pure: no tensors, threads, engines or handles. A step is first *open*: gradients arrive and fill
 buckets. When all ranks have agreed and the buckets are reduced, it is *reduced*; later gradients
@@ -16,12 +16,12 @@ from farandole.strategies.ballot import UNOPENED, UNPLANNED
 
 
 class Inventory(Protocol):
-    """The facts about buckets and gradients that an announcement depends on."""
+    """The properties of buckets and gradients that determine an announcement."""
 
     @property
     def all_ready(self) -> int:
         """The announcement of a rank whose gradients are all ready: the number of buckets, plus one
-        if some gradients are sparse.
+        if any gradient is sparse.
         """
 
     @property
@@ -29,7 +29,7 @@ class Inventory(Protocol):
         """True if all ranks have laid out these buckets."""
 
     def has_stray(self, frozen: Iterable[int]) -> bool:
-        """Return whether there is a gradient in no bucket, or one of ``frozen``."""
+        """Return whether a gradient has no bucket, or belongs to ``frozen``."""
 
     def has_rows(self, index: int) -> bool:
         """Return whether the gradient is sparse although it has a slot in a bucket."""
@@ -42,7 +42,7 @@ class Inventory(Protocol):
 
     @property
     def sparse(self) -> Sequence[int]:
-        """The gradients that travel as rows, in no bucket."""
+        """The gradients that are sent as rows, without a bucket."""
 
 
 class Unexpected(Enum):
@@ -57,12 +57,12 @@ class GradientStep:
     """One step of ``count`` gradients, each the sum of ``passes`` backward passes.
 
     ``passes_left``: by gradient. ``sent``: by gradient, whether it is in this round's buckets or
-    came from other ranks. ``frozen``: gradients with a slot in a bucket whose parameters are
-    frozen. ``new_gradients``: some were computed since the step began or its last round ended.
-    ``due``: a gradient has had its last pass. ``misplaced``: a gradient with a slot in a bucket is
-    sparse. ``launched``: the number of buckets sent. ``announced_none``: this rank announced that
-    it had no gradients, and got other ranks' gradients. ``stale``: no rank had new gradients then,
-    so a step on other ranks needs this rank's real announcement.
+    was received from other ranks. ``frozen``: gradients with a slot in a bucket whose parameters
+    are frozen. ``new_gradients``: some were computed since the beginning of the step or the end of
+    its last round. ``due``: a gradient has had its last pass. ``misplaced``: a gradient with a slot
+    in a bucket is sparse. ``launched``: the number of buckets sent. ``announced_none``: this rank
+    announced no gradients, and received other ranks' gradients. ``stale``: no rank had new
+    gradients then, so a step on other ranks needs this rank's real announcement.
     """
 
     def __init__(self, count: int, passes: int, bucket_sizes: Iterable[int] = ()) -> None:
@@ -81,7 +81,7 @@ class GradientStep:
         self._open_slots = list(bucket_sizes)
 
     def extend(self, count: int) -> None:
-        """Add gradients. A gradient of the backward pass before the call counts."""
+        """Add gradients. Gradients of the backward pass before the call count."""
         self.sent += [False] * count
         self.passes_left += [self._passes] * count
         self.complete = False
@@ -94,8 +94,8 @@ class GradientStep:
     # Arrival of gradients.
 
     def unexpected(self, index: int, *, known: bool) -> Unexpected | None:
-        """Return the meaning of a gradient that has no passes left or follows an announcement of
-        none. None if it is expected after all.
+        """Return the meaning of a gradient that has no passes left or follows an announcement of no
+        gradients. None if it is expected.
 
         ``known``: it is the same object as the parameter's previous gradient.
         """
@@ -138,8 +138,8 @@ class GradientStep:
         return number
 
     def belongs(self, index: int) -> bool:
-        """Return whether a gradient was computed or received in this step, even if it was frozen
-        since.
+        """Return whether a gradient was computed or received in this step, even if it is frozen
+        now.
         """
         return self.sent[index] or self.passes_left[index] < self._passes
 
@@ -159,7 +159,7 @@ class GradientStep:
             return UNPLANNED
         if self.reduced and not self.new_gradients:
             return stock.all_ready
-        # from fewer passes than announced, or made by the program
+        # from fewer passes than announced, or set by the program
         if any(self.passes_left) and any(map(stock.has_rows, self.unfinished())):
             return UNPLANNED
         if self.reduced:
@@ -173,7 +173,7 @@ class GradientStep:
     def announce(self, stock: Inventory, *, none_here: bool) -> int:
         """Record that this rank announces its gradients, and return ``announcement``.
 
-        ``none_here``: it computed none and more may come, so it never announces that all are ready.
+        ``none_here``: it computed none so far, so it never announces that all are ready.
         """
         ready = self.announcement(stock)
         self.announced_none = none_here
@@ -185,14 +185,14 @@ class GradientStep:
         self.stale = self.announced_none and not new_gradients
 
     def can_announce_none(self, stock: Inventory) -> bool:
-        """Return whether this rank may announce that it has none. Gradients that exist before any
-        was computed belong to an earlier step.
+        """Return whether this rank may announce no gradients. Existing gradients of which none was
+        computed in this step belong to an earlier step.
         """
         fresh = self.new_gradients or self.reduced
         return not self.stale and (fresh or not stock.has_gradient())
 
     def has_to_reduce(self, agreed: int, all_ready: int) -> bool:
-        """Return whether the buckets have to be reduced, given the ``agreed`` announcement. If not,
+        """Return whether the buckets must be reduced, given the ``agreed`` announcement. If not,
         the step is complete.
         """
         if self.reduced and agreed == all_ready:
@@ -209,8 +209,8 @@ class GradientStep:
         self.complete = agreed == all_ready
 
     def arrived(self, indexes: Sequence[int], empty: Sequence[int]) -> None:
-        """Record the gradients that a reduced bucket of ``indexes`` brought. ``empty``: the slots
-        that no rank had a gradient for.
+        """Record the gradients of a reduced bucket of ``indexes``. ``empty``: the slots without a
+        gradient on any rank.
         """
         for slot, index in enumerate(indexes):
             self.sent[index] = slot not in empty
@@ -218,8 +218,8 @@ class GradientStep:
     # Changes of the ranks.
 
     def unsent_passes(self) -> list[int] | None:
-        """Return the remaining passes of a step that has begun and sent nothing yet, and None at
-        any other time. They count after another ``init()``.
+        """Return the remaining passes of a step that has begun but sent nothing yet, else None.
+        They still count after another ``init()``.
         """
         between = self.new_gradients and not self.reduced and not self.launched
         return self.passes_left if between else None

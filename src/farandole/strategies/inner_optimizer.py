@@ -1,4 +1,4 @@
-"""The optimizer inside a distributed one, and the strategies and codecs that are unsuited to
+"""The optimizer inside a distributed optimizer, and the strategies and codecs that do not suit
 it.
 """
 
@@ -13,18 +13,19 @@ from farandole.checks.finding import Finding
 from farandole.checks.reporting import warn_once
 from farandole.job import context
 
-_LONG = 0.1  # the longest step of a weight if only its direction is known
-_FAR = 1.5  # the longest outer step, in mean changes, that suits momentum inside
-_MUCH = 0.5  # momentum inside
-_GROWTH = 2.0  # of the norm of weights, in one outer step
+_LONG = 0.1  # the longest acceptable step of a weight if only its direction is known
+_FAR = 1.5  # the longest outer step, in mean changes, that suits inner momentum
+_MUCH = 0.5  # inner momentum that is large
+_GROWTH = 2.0  # growth of the norm of weights in one outer step
 
 
 class InnerOptimizer(NamedTuple):
-    """The facts about one group of an optimizer's parameters that a codec or strategy depends on.
+    """The properties of one group of an optimizer's parameters that matter to codecs and
+    strategies.
 
-    ``name``: the class's name. ``rate``: the learning rate; 0 if unknown. ``momentum``: the factor
-    of a velocity to which gradients are added. ``adaptive``: whether steps are divided by the size
-    of past gradients, as in Adam.
+    ``name``: the name of the class. ``rate``: the learning rate; 0 if unknown. ``momentum``: the
+    factor of the velocity. ``adaptive``: whether steps are divided by the magnitude of past
+    gradients, as in Adam.
     """
 
     name: str
@@ -38,7 +39,7 @@ _ADAPTIVE = ("Ada", "Rms", "RMS", "Nadam", "Ftrl", "Lamb", "FTML", "LAMB")
 
 
 def of_named(optimizer: object, rate: object = 0.0) -> InnerOptimizer:
-    """Return the facts about an optimizer of Keras, TensorFlow or MXNet, from its class and
+    """Return the properties of an optimizer of Keras, TensorFlow or MXNet, from its class and
     attributes. Values other than plain numbers, such as schedules, count as unknown.
     """
     names = [each.__name__ for each in type(optimizer).__mro__]
@@ -56,7 +57,7 @@ def of_named(optimizer: object, rate: object = 0.0) -> InnerOptimizer:
 
 
 def _plain(optimizer: object, *names: str) -> float:
-    """Return the first of these attributes that is a number from 0 to less than 1; 0 if none is."""
+    """Return the first of these attributes that is a number from 0 to less than 1, or 0."""
     for name in names:
         # reading an attribute of a Keras 2 optimizer turns a number into a variable
         numbers = getattr(optimizer, "_hyper", {})
@@ -69,9 +70,7 @@ def _plain(optimizer: object, *names: str) -> float:
 def check_fit(
     label: str, inner: Sequence[InnerOptimizer], codec: Codec | None, strategy: Strategy | None
 ) -> None:
-    """Log the findings about an optimizer that is unsuited to its codec or strategy, once for each
-    codec or strategy, on rank 0.
-    """
+    """Warn, once for each codec or strategy, on rank 0, of an optimizer that does not suit it."""
     settings = context.settings()
     if context.rank() == 0 and settings.check != "off":
         for group in inner:
@@ -80,7 +79,7 @@ def check_fit(
 
 
 def check_growth(label: str, strategy: Strategy, before: float, after: float) -> None:
-    """Log, once for each strategy, that an outer step has multiplied the norm of the weights.
+    """Warn, once for each strategy, of an outer step that has multiplied the norm of the weights.
 
     ``before``, ``after``: the norms of this rank's weights around the exchange.
     """
@@ -100,7 +99,7 @@ def check_growth(label: str, strategy: Strategy, before: float, after: float) ->
 def unsuited(
     label: str, inner: InnerOptimizer, codec: Codec | None, strategy: Strategy | None
 ) -> list[Finding]:
-    """Return the findings about an optimizer with this codec or strategy."""
+    """Return warnings for an optimizer with this codec or strategy."""
     texts = [
         text
         for text in (

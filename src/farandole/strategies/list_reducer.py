@@ -1,8 +1,8 @@
 """Reduction of all gradients of a step at once, for frameworks that pass them as a list.
 
-All arrays of one dtype travel as one flat buffer, in memory that the transport reduces in place.
-The results are views of that memory, which is not reused while a reference to one of them exists.
-Large arrays are not copied if results may be written to them. A digest of the list travels with the
+All arrays of one dtype are sent as one flat buffer, in memory that the transport reduces in place.
+The results are views of that memory, which is not reused while any of them is referenced. Large
+arrays are not copied if results may be written to them. A digest of the list is sent with the
 arrays, so that ranks with different models get an error instead of sums of unrelated arrays.
 """
 
@@ -46,11 +46,11 @@ _ANY, _NONE = -1, 0  # a flag whose minimum is -1 if any rank sets it
 
 
 class ListDigest(NamedTuple):
-    """Facts about a list that travel with it, reduced to their minimum.
+    """Properties of a list that are sent with it and reduced to their minimum.
 
-    ``digest``: a hash of the shapes and dtypes. ``same``: the digest is equal on all ranks.
+    ``digest``: a hash of the shapes and dtypes. ``same``: the digest is the same on all ranks.
     ``lacks_memory``: some rank has no memory of the transport. ``turn``: counts the uses of the
-    shared memory. ``compare``: some rank wants the replicas compared.
+    shared memory. ``compare``: some rank requests a comparison of the replicas.
     """
 
     digest: int
@@ -82,7 +82,7 @@ class GradientListReducer:
         replica: Replica | None = None,
         scope: str = "",
     ) -> None:
-        """``name``: unique, and equal on all ranks, which negotiate by it. ``options``: floats
+        """``name``: a unique name for the negotiation, the same on all ranks. ``options``: floats
         wider than ``options.wire`` are cast to it; the caller applies ``options.compressor``.
         ``replica``: the model of the gradients, to compare between ranks. ``scope``: a prefix of
         names in a codec's state.
@@ -101,7 +101,7 @@ class GradientListReducer:
         self._replica = replica
         self._agreements: dict[
             Any, ReplicaComparison
-        ] = {}  # by names: several models may take turns
+        ] = {}  # by names: several models may alternate
 
     def __call__(
         self,
@@ -113,9 +113,8 @@ class GradientListReducer:
     ) -> list[Array]:
         """Reduce ``arrays`` and return new arrays of the same shapes and dtypes.
 
-        Results begin at multiples of ``ALIGNMENT`` bytes. A reference to one of them keeps the
-        memory of all.
-        See ``start`` for the arguments and exceptions.
+        Results begin at multiples of ``ALIGNMENT`` bytes. A reference to any of them keeps the
+        memory of all. See ``start`` for the arguments and exceptions.
         """
         return self.start(arrays, names, in_place=in_place, replica=replica)()
 
@@ -130,13 +129,13 @@ class GradientListReducer:
     ) -> Callable[[], list[Array]]:
         """Copy ``arrays`` and send them; return a function that waits and returns the results.
 
-        ``arrays``: equal in number, order, shapes and dtypes on all ranks, with any memory layout.
-        An array is bfloat16 if its dtype has that name. ``names``: for messages. ``in_place``,
-        equal on all ranks: results are written to ``arrays``, which are returned; other code must
-        not read them meanwhile. Large arrays are then not copied if they are contiguous and occur
-        once. ``replica``: the model of these gradients, if it varies; the ranks' replicas are
-        compared now and then (see ``agreement``). ``lacking``: indexes of arrays that this rank has
-        not computed and whose zeros count; see ``retract``.
+        ``arrays``: with the same number, order, shapes and dtypes on all ranks, in any memory
+        layout. An array is bfloat16 if its dtype has that name. ``names``: for messages.
+        ``in_place``, the same on all ranks: results are written to ``arrays``, which are returned
+        and must not be read before. Large arrays are then not copied if they are contiguous and
+        occur once. ``replica``: the model of these gradients, if it varies; the ranks' replicas are
+        compared at intervals (see ``agreement``). ``lacking``: indexes of arrays that this rank has
+        not computed, which count as zeros; see ``retract``.
 
         Raises ValueError on all ranks, naming rank and array, if the lists differ or a dtype cannot
         be reduced, and RanksDifferError with ``--check raise`` if replicas differ. A second start
@@ -188,7 +187,7 @@ class GradientListReducer:
 
     def retract(self, names: Sequence[str]) -> None:
         """Treat arrays that were ``lacking`` on all ranks as not sent, because their results are
-        not used. ``names``: the names of these arrays in the call, where each must be unique.
+        unused. ``names``: their names in the call, which must be unique.
         """
         if isinstance(self.codec, Retractable) and names:
             self.codec.retract([self._scope + name for name in names])
@@ -286,7 +285,7 @@ class GradientListReducer:
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
             name = f"{self.name}.{number}"
-            # a key without the reducer's name: a resumed run may number its optimizers differently
+            # the key omits the reducer's name: a resumed run may number its optimizers differently
             key = keys[number]
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             of_codec = codec if spec else None
@@ -329,11 +328,11 @@ class GradientListReducer:
 
 
 def _asked(agreement: ReplicaComparison | None, arrays: Sequence[Array]) -> tuple[int | None, bool]:
-    """Return a digest of this rank's gradients if one may be needed, and whether this rank wants to
-    compare replicas.
+    """Return a digest of this rank's gradients if it may be needed, and whether this rank requests
+    a comparison of the replicas.
     """
     if agreement is None:
         return None, False
-    known = len(agreement.replica.names())  # other arrays follow the gradients
+    known = len(agreement.replica.names())  # further arrays follow the gradients
     own = [gradient_digest(array) for array in arrays[:known]] if agreement.soon() else []
     return combined(own) if any(own) else None, agreement.due()

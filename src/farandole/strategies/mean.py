@@ -38,5 +38,5 @@ class MeanReducer:
         return bool(total[0])
 
     def barrier(self) -> None:
-        """Return when all ranks have called this."""
+        """Wait until all ranks have called this."""
         self([np.zeros(1)])

@@ -1,4 +1,4 @@
-"""The identity of an optimizer, equal on all ranks."""
+"""The identity of an optimizer, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from farandole.job.context import ProcessSet
 
 
 class OptimizerId:
-    """The number of an optimizer in its process set, from 1, taken when it is created.
+    """The number of an optimizer in its process set, from 1, assigned when it is created.
 
-    Ranks create their optimizers in one order, but may use them in different orders. The number
-    survives another ``init()``, where numbering begins again: the name then includes the session in
-    which the optimizer was created. Live optimizers are not counted, because ranks collect garbage
-    at different times. In an elastic job, ranks that start later create theirs in another session,
-    so ``context.object_names`` counts. Raises the exceptions of ``context.engine``.
+    Ranks create their optimizers in the same order, but may use them in different orders. The
+    number survives another ``init()``, which restarts the numbering: the name then includes the
+    session in which the optimizer was created. Live optimizers are not counted, because ranks
+    collect garbage at different times. In an elastic job, ranks that start later create theirs in
+    another session, so ``context.object_names`` counts. Raises the exceptions of
+    ``context.engine``.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -39,8 +40,8 @@ class OptimizerId:
         return self._engine
 
     def name_on(self, engine: Engine) -> str:
-        """Return the optimizer's name on ``engine``, the present one of its process set. It is
-        unique, and equal on all ranks.
+        """Return the optimizer's name on ``engine``, the present engine of its process set. The
+        name is unique, and the same on all ranks.
         """
         if self._elastic or self._made_on() is engine:
             return self._number

@@ -14,11 +14,11 @@ from farandole.strategies.ballot import WORDS, Ballot, Tally
 class OptimizerSession:
     """The use of one engine by one optimizer.
 
-    ``name``: the optimizer's, equal on all ranks. ``ballot_name``: the name of its ballot's
-    collective. ``overlap``: buckets are launched while backward still runs. ``joins``: the joins
-    that had ended when the buckets were laid out. ``rounds``: the rounds completed. ``arrivals``:
-    the gradients in order of arrival while that is recorded, then None. ``abandoned``: another
-    session must begin, even on the same engine.
+    ``name``: the optimizer's name, the same on all ranks. ``ballot_name``: the name of its ballot's
+    collective. ``overlap``: buckets are launched while backward runs. ``joins``: the joins that had
+    ended when the buckets were laid out. ``rounds``: the completed rounds. ``arrivals``: the
+    gradients in order of arrival while this is recorded, then None. ``abandoned``: a new session
+    must begin, even on the same engine.
     """
 
     def __init__(self, engine: Engine, name: str, *, overlap: bool) -> None:
@@ -35,8 +35,8 @@ class OptimizerSession:
         self._pending: Handle | None = None
 
     def send(self, ballot: Ballot, on_done: Callable[[], None] | None) -> None:
-        """Send this rank's ballot. ``on_done`` is called, by any thread, when all ranks have sent
-        theirs.
+        """Send this rank's ballot. ``on_done`` is called, on any thread, when all ranks have sent
+        their ballots.
         """
         ballot.pack(self._words)
         self._pending = self.engine.submit(self._entries, soon=True, on_done=on_done)

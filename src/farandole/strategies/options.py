@@ -1,4 +1,4 @@
-"""Options for the reduction of one optimizer's gradients: the arguments that all frameworks share,
+"""Options for the reduction of one optimizer's gradients: the arguments shared by all frameworks,
 and their checks.
 """
 
@@ -46,7 +46,7 @@ LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # for frameworks without Adasum
 
 
 class GradientOptions(NamedTuple):
-    """Options of one optimizer, equal on all ranks. ``gradient_options`` builds them from a
+    """Options of one optimizer, the same on all ranks. ``gradient_options`` builds them from a
     program's arguments.
     """
 
@@ -59,13 +59,13 @@ class GradientOptions(NamedTuple):
     average_passes: bool = False  # ... and divided by their number
     # gradients that travel together: the number of groups, or their members
     groups: int | Sequence[Sequence[Any]] = ()
-    sparse_as_dense: bool = False  # sparse gradients travel as dense ones
+    sparse_as_dense: bool = False  # sparse gradients are sent as dense ones
     # gradients of variables that are not reduced are divided by the number of ranks
     scale_local: bool = True
-    # ranks step with their own gradients and exchange weights; None: they exchange gradients
+    # for ranks that step with their own gradients and exchange weights; None: exchange gradients
     strategy: Strategy | None = None
     codec: str | Codec = ""  # compresses the sum of all ranks' gradients (or weight changes)
-    owner: Any = None  # represents the optimizer if the program has made the codec
+    owner: Any = None  # represents the optimizer if the program has created the codec
 
     @property
     def wire(self) -> DType | None:
@@ -81,11 +81,13 @@ class GradientOptions(NamedTuple):
 
     @property
     def compressor(self) -> Any:
-        """The part of ``compression`` that ``wire`` does not cover, for single tensors."""
+        """The part of ``compression`` not covered by ``wire``, for single tensors."""
         return self.compression if self.wire is None else NoneCompressor
 
     def of_reduced(self) -> GradientOptions:
-        """Return options that leave gradients unchanged that are equal on all ranks."""
+        """Return options whose reduction does not change gradients that are the same on all
+        ranks.
+        """
         return self._replace(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0)
 
 
@@ -115,12 +117,12 @@ def gradient_options(
 ) -> GradientOptions:
     """Return options from the arguments of an optimizer or a tape, which have Horovod's names.
 
-    ``strategy``, ``codec``: None takes the job's, from ``--strategy`` and (where it fits)
-    ``--codec``. ``instead``: what to use for a strategy that exchanges weights, where there are
-    only gradients. ``epochs``: whether the end of an epoch is reported here. ``ops``: the supported
-    ones. ``tensor``: the type of members of ``groups``, for messages. ``by_shares``: whether the
-    framework sums gradients by share if the job has a fixed global batch. ``stacklevel``: from here
-    to the program, for warnings.
+    ``strategy``, ``codec``: None: the job's, from ``--strategy`` and (if compatible) ``--codec``.
+    ``instead``: the alternative for a strategy that exchanges weights, if only gradients are
+    available. ``epochs``: whether the caller reports the end of an epoch. ``ops``: the supported
+    operations. ``tensor``: the type of members of ``groups``, for messages. ``by_shares``: whether
+    the framework sums gradients by share if the job has a fixed global batch. ``stacklevel``: the
+    number of frames to the program, for warnings.
 
     Raises ValueError for arguments that are invalid, alone or together, and SettingsError in a job
     with a fixed global batch without ``by_shares``.
@@ -185,7 +187,7 @@ def _check_op(op: ReduceOp, ops: Sequence[ReduceOp]) -> None:
 
 
 def _of_job() -> str:
-    """Return the strategy for a program that names none."""
+    """Return the job's strategy, for a program that selects none."""
     return _settings().strategy
 
 
@@ -226,7 +228,7 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
 def _codec(
     codec: str | Codec | None, op: int, compression: Any, strategy: str | Strategy
 ) -> str | Codec:
-    """Return the checked codec; empty for none."""
+    """Return the checked codec; an empty string for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
     reference = None if isinstance(strategy, str) else strategy.reference
     if codec is None:

@@ -1,4 +1,4 @@
-"""The ranks of one optimizer as a strategy sees them: collectively, at parameter servers, in
+"""The ranks of one optimizer, as seen by a strategy: collectively, at parameter servers, in
 pairs.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class PeerSession:
-    """The ranks of one optimizer, for the life of their engine.
+    """The ranks of one optimizer, for the lifetime of their engine.
 
-    ``name``: the optimizer's, equal on all ranks. ``spec``: its strategy's, for messages.
-    ``push_codec``: compresses this rank's pushes to parameter servers.
+    ``name``: the optimizer's name, the same on all ranks. ``spec``: its strategy's spec, for
+    messages. ``push_codec``: compresses this rank's pushes to parameter servers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PeerSession:
         return f"{self.name}.{context.unique_id(self._set)}"
 
     def pairs(self, gamma: float | None) -> PairAverages:
-        """Return the averages in pairs. ``gamma``: as in ``contracts.Peers.average_async``."""
+        """Return the pairwise averages. ``gamma``: as in ``contracts.Peers.average_async``."""
         if self._pairs is None:
             self._pairs = PairAverages(
                 self.engine,
@@ -77,7 +77,7 @@ class PeerSession:
             self._pairs.other_weights()
 
     def close(self) -> None:
-        """Stop averaging in pairs."""
+        """Stop pairwise averages."""
         if self._pairs is not None:
             self._pairs.close()
 
@@ -97,7 +97,7 @@ class EnginePeers:
         self.size = session.engine.size
         self.session = session
         self.context = context
-        self.statistics_travelled = False  # whether they travelled with the weights
+        self.statistics_travelled = False  # whether they were sent with the weights
 
     def average(self, arrays: Sequence[Array]) -> None:
         """See ``contracts.Peers``."""

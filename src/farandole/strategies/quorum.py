@@ -29,7 +29,8 @@ class QuorumEncoding(WholeEncoding):
     """Sends the changes since the last exchange, and receives the slots, which include the weights.
 
     The strategy's first slot holds the weights of the last exchange. The first exchange with an
-    engine is collective; afterwards ranks commit their states alone. ``rule``: the strategy's.
+    engine is collective; afterwards ranks commit their states independently. ``rule``: the
+    strategy's.
     """
 
     def __init__(self, rule: Quorum) -> None:
@@ -81,8 +82,8 @@ class QuorumEncoding(WholeEncoding):
         slots: Sequence[Sequence[Array]],
         statistics: Sequence[Array],
     ) -> None:
-        """See ``contracts.Encoding``. The convener's values and the mean of the changes since the
-        last exchange: a late rank's weights are old, but not its changes.
+        """See ``contracts.Encoding``. The result is the convener's values plus the mean of the
+        changes since the last exchange: a late rank's weights are old, but its changes are not.
         """
         has_met = self._meeting is not None and bool(slots)
         # From here on, no rank sends changes. A rank without data may never have met.
@@ -125,7 +126,7 @@ class QuorumEncoding(WholeEncoding):
         self.reset()
 
     def _attend(self, steps: int, changes: Sequence[Array]) -> Sequence[Array] | None:
-        """Return the values after the next average; None if the convener is lost."""
+        """Return the values after the next average, or None if the convener is lost."""
         assert self._meeting is not None
         try:
             return self._meeting.attend(self._turn, steps, changes)

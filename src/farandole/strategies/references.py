@@ -1,7 +1,7 @@
-"""The values that ranks share after an exchange of weights, one class for each kind.
+"""The values shared by the ranks after an exchange of weights, one class for each kind.
 
-A codec sends the difference from them. A strategy names its kind by ``reference``; a new kind is a
-subclass of ``NoReference`` with an encoding of its own.
+A codec sends differences from these values. A strategy names its kind by ``reference``; a new kind
+is a subclass of ``NoReference`` with its own encoding.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from farandole.job.plugins import registry
 if TYPE_CHECKING:
     from farandole.core.gossip.quorum import Quorum
 
-_REACH = 0.1  # the longest step of a weight whose direction alone is known
+_REACH = 0.1  # the longest acceptable step of a weight if only its direction is known
 
 
 class NoReference:
-    """Ranks share no values: weights travel whole, without a codec."""
+    """Ranks share no values: weights are sent uncompressed."""
 
     same_slots: bool = False
     takes_codec: bool = False
@@ -34,7 +34,8 @@ class NoReference:
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
-        # Imported here and in subclasses: the command asks for objections and needs no engine.
+        # Imported here and in subclasses: the command line checks for objections and needs no
+        # engine.
         from farandole.strategies.encodings import WholeEncoding
 
         return WholeEncoding()
@@ -44,7 +45,7 @@ class MeanReference(NoReference):
     """The base of kinds whose ranks average their weights.
 
     ``outer``: an outer optimizer steps along the mean and determines the step size. ``reach``: the
-    distance that it moves a weight in each exchange if all means are 1.
+    distance by which it moves a weight in each exchange if all means are 1.
     """
 
     same_slots = True
@@ -75,7 +76,7 @@ class MeanReference(NoReference):
 
 
 class LastWeightsReference(MeanReference):
-    """All ranks have equal weights after an exchange."""
+    """All ranks have the same weights after an exchange."""
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
@@ -87,7 +88,7 @@ class LastWeightsReference(MeanReference):
 
 
 class QuorumReference(MeanReference):
-    """The ranks of one average have equal weights after it; others have older ones."""
+    """The ranks of one average have the same weights afterwards; other ranks have older weights."""
 
     takes_codec = False
 
@@ -110,7 +111,7 @@ class QuorumReference(MeanReference):
 
 
 class FirstSlotReference(MeanReference):
-    """All ranks have an equal first slot after an exchange; their weights differ."""
+    """All ranks have the same first slot after an exchange; their weights differ."""
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
         """See ``contracts.SharedReference``."""
@@ -122,8 +123,8 @@ class FirstSlotReference(MeanReference):
 
 
 class SenderReference(NoReference):
-    """The base of kinds whose ranks send on their own, with a codec for pushes. ``sending``: how
-    they send, for messages.
+    """The base of kinds whose ranks send independently, with a codec for pushes. ``sending``: a
+    description for messages.
     """
 
     takes_codec = True
@@ -141,8 +142,8 @@ class SenderReference(NoReference):
 
 
 class CentreReference(SenderReference):
-    """The centre at parameter servers, to which each rank pushes. ``adds_up``: pushes are added at
-    once instead of in step with the other ranks.
+    """The centre at parameter servers, to which each rank pushes. ``adds_up``: pushes are added
+    immediately, not synchronously.
     """
 
     same_slots = True

@@ -20,7 +20,7 @@ ALLREDUCE, ADASUM = "allreduce", "adasum"  # exchange gradients
 
 def strategy_of(given: str | Strategy) -> Strategy | str:
     """Return the Strategy that ``given`` names or is, or ALLREDUCE or ADASUM. Raises ValueError for
-    anything else.
+    other values.
     """
     if not isinstance(given, str):
         lacks = [
@@ -56,7 +56,7 @@ def known() -> Sequence[str]:
 
 
 def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
-    """Return ``value`` (text, too) as an int. Raises ValueError unless it is whole and large
+    """Return ``value`` (a number or text) as an int. Raises ValueError unless it is whole and large
     enough.
     """
     try:
@@ -69,7 +69,7 @@ def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
 
 
 def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], rule: str) -> float:
-    """Return ``value`` (text, too) as a float. Raises ValueError unless it is a number that
+    """Return ``value`` (a number or text) as a float. Raises ValueError unless it is a number that
     ``fits``.
     """
     try:
@@ -98,7 +98,7 @@ def quorum_of(
 ) -> Quorum | None:
     """Return the rule of averages that do not wait for all ranks; None without a ``quorum``.
 
-    ``quorum``: a share of the ranks below 1, or a number of ranks. ``grace``: seconds; None: 1.
+    ``quorum``: a fraction of the ranks below 1, or a number of ranks. ``grace``: seconds; None: 1.
     """
     if quorum is None:
         if grace is not None:
@@ -133,8 +133,8 @@ def boolean(strategy: str, option: str, value: bool | str) -> bool:
 
 
 def parsed(kind: type[Made], argument: str, example: str) -> Made:
-    """Return a ``kind`` made from the argument after its name and colon: the first value, then
-    others by keyword. Raises ValueError for an argument that ``kind`` does not take.
+    """Return a ``kind`` created from the argument after its name and colon: the first value, then
+    others by keyword. Raises ValueError for an argument that ``kind`` does not accept.
     """
     name = str(getattr(kind, "name", kind.__name__))
     words = [word.partition("=") for word in argument.split(",") if word]

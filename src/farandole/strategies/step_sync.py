@@ -1,14 +1,14 @@
 """Synchronization of a step's gradients over the ranks, which may have used different optimizers.
 
-Every optimizer has a ballot, by which all ranks announce its gradients before they settle them
+Every optimizer has a ballot, in which all ranks announce its gradients before they settle them
 together. A rank announces the gradients of all optimizers that it has used before it waits for any
-of them. It settles them in the order in which their ballots are completed, which is equal on all
+of them. It settles them in the order in which their ballots are completed, which is the same on all
 ranks.
 
-If a rank that this one waits for waits in the ballot of an optimizer that was not used here, both
-would wait forever. This rank therefore announces there that it has no gradients. It does so while
-other ranks have new gradients and none of an earlier step are left here: a rank that steps needs
-the real announcement of all ranks, and the stall check reports a rank that never announces.
+If an awaited rank waits in the ballot of an optimizer that this rank has not used, both would wait
+forever. This rank therefore announces no gradients in that ballot. It does so only while other
+ranks have new gradients and this rank has none of an earlier step: a rank that steps needs the real
+announcement of all ranks, and the stall check reports a rank that never announces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farandole.core.engine import Engine, Participant
 
 
 def synchronize(due: Sequence[Participant]) -> None:
-    """Announce and settle the gradients of ``due``, and of other optimizers that other ranks have
+    """Announce and settle the gradients of ``due``, and of further optimizers that other ranks have
     used. Collective.
     """
     due = sorted(due, key=lambda one: one.process_set_id)
@@ -51,7 +51,9 @@ def synchronize(due: Sequence[Participant]) -> None:
 
 
 def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant]:
-    """Return the optimizers, by ballot name, that this rank has not used but can announce for."""
+    """Return the unused optimizers, by ballot name, for which this rank can announce no
+    gradients.
+    """
     return {
         other.ballot_name: other
         for other in tuple(engine.participants)
@@ -60,8 +62,8 @@ def _unused(engine: Engine, due: Sequence[Participant]) -> dict[str, Participant
 
 
 class SyncPoint:
-    """The announcements that a thread waits for on one engine. ``unused``: by ballot name, the
-    optimizers for which this rank may have to announce that it has no gradients.
+    """The announcements awaited by a thread on one engine. ``unused``: by ballot name, the
+    optimizers for which this rank may have to announce no gradients.
     """
 
     def __init__(self, engine: Engine, unused: Mapping[str, Participant]) -> None:
@@ -82,7 +84,7 @@ class SyncPoint:
             self._announced.popitem()[1].lock.release()
 
     def announce(self, one: Participant, *, none_here: bool = False) -> None:
-        """Announce the gradients of an optimizer, which stays locked until they are settled."""
+        """Announce the gradients of an optimizer, and lock it until they are settled."""
         one.lock.acquire()
         name = one.ballot_name
         self._announced[name] = one
@@ -98,7 +100,7 @@ class SyncPoint:
                 one = self._announced.pop(self._complete.popleft())
                 try:
                     one.settle()
-                except Exception as error:  # equal on all ranks
+                except Exception as error:  # the same on all ranks
                     errors.append(error)
                 finally:
                     one.lock.release()
@@ -106,7 +108,7 @@ class SyncPoint:
             raise errors[0]
 
     def done(self) -> bool:
-        """Return whether there is something to do."""
+        """Return whether a ballot can be settled or must be announced."""
         return bool(self._complete or self._wanted)
 
     def sleep(self) -> None:

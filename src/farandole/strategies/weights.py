@@ -51,7 +51,7 @@ class WeightExchange:
     """Exchanges of one optimizer's weights.
 
     ``label``: the optimizer's label for messages. ``kinds``: the kinds of slots (see
-    ``contracts.Strategy``) of the strategy and of the encoding.
+    ``contracts.Strategy``) of the strategy and the encoding.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
@@ -66,19 +66,19 @@ class WeightExchange:
         self._number = 0  # this exchange's number among the engine's optimizers
         self._joins = 0  # the engine's joins when the ranks' strategies were compared
         self._exchanged = False  # whether these weights have been exchanged
-        self.inner: Inner | None = None  # the facts about the optimizer inside
+        self.inner: Inner | None = None  # the properties of the inner optimizer
 
     def describe(self, inner: InnerOptimizer | None) -> None:
-        """Record the facts about the optimizer inside."""
+        """Record the properties of the inner optimizer."""
         if inner is not None:
             self.inner = lambda: [inner]
 
     def needed(self) -> bool:
-        """Return whether there is another rank to exchange with."""
+        """Return whether the process set has other ranks."""
         process_set = self._options.process_set
         needed = not context.stays_alone(process_set)
         if needed:
-            context.skip_exchange_check()  # The first exchange may come late.
+            context.skip_exchange_check()  # The first exchange may be late.
         return needed
 
     @property
@@ -98,7 +98,7 @@ class WeightExchange:
         return slots_of(self.kinds, weights, np.copy, np.zeros_like)
 
     def stepped(self) -> None:
-        """Count a step, for the status of the job."""
+        """Count a step for the status of the job."""
         self._counter.steps += 1
 
     def __call__(
@@ -131,7 +131,7 @@ class WeightExchange:
             session.mean(statistics)
 
     def forget_kept(self) -> None:
-        """Drop the codec's state, which belongs to other weights."""
+        """Drop the codec's state, which belongs to different weights."""
         self._encoding.forget()
 
     def average(
@@ -141,12 +141,12 @@ class WeightExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Set equal weights on all ranks, in place: their mean, or the strategy's consolidated
+        """Set the same weights on all ranks, in place: their mean, or the strategy's consolidated
         weights. ``slots``: empty if the strategy has not begun. Collective.
         """
         session = self._open()
         if isinstance(self.strategy, Consolidating) and slots:
-            # Without this, the statistics of the first rank would be taken.
+            # Otherwise the statistics of the first rank would be used.
             if statistics and not self.any_of(self._exchanged):
                 session.mean(statistics)
             peers = EnginePeers(session, ExchangeContext(names, statistics))
@@ -161,7 +161,7 @@ class WeightExchange:
         """Replace arrays by their mean over all ranks, each weighted by its ``steps``, in place.
 
         ``steps``: the rank's steps since its last exchange; 0 for a rank whose values do not count.
-        If they are 0 on all ranks, nothing changes. Collective.
+        If all ranks pass 0, nothing changes. Collective.
         """
         sums = [
             array * array.dtype.type(steps) if steps else np.zeros_like(array) for array in arrays
@@ -202,8 +202,8 @@ class WeightExchange:
             self._session = None
 
     def other_weights(self) -> None:
-        """Expect other weights, perhaps of the same shapes, in the next exchange. A codec's
-        residual of a named weight waits for the next exchange of that weight.
+        """Expect different weights, perhaps of the same shapes, in the next exchange. A codec keeps
+        the residual of a named weight for its next exchange.
         """
         self._exchanged = False
         self._encoding.other_weights()
@@ -235,18 +235,17 @@ def _norm(weights: Sequence[Array]) -> float:
 
 
 class StatefulExchange:
-    """A ``WeightExchange`` that keeps the strategy's slots in host memory, for frameworks that have
-    no place for them.
+    """A ``WeightExchange`` that keeps the strategy's slots in host memory, for frameworks that
+    cannot store them.
 
     Frozen weights take no part. Slots have an entry for each of the optimizer's weights, ``None``
-    where a weight has not been trained, so that the set of trained weights may change between
-    steps.
+    for an untrained weight, so that the set of trained weights may change between steps.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
         self.strategy = strategy
         self.exchange = WeightExchange(label, options, strategy)
-        self._slots: list[list[Array | None]] | None = None  # None until they have begun
+        self._slots: list[list[Array | None]] | None = None  # None before the first slots
         self._places: list[int] | None = None  # indexes of the weights that take part; None: all
         # indexes of the weights in the next exchange, from a checkpoint
         self._waiting: Sequence[int] = ()
@@ -270,7 +269,8 @@ class StatefulExchange:
         """
         since = max(1, step - max(self._last, 0)) if context.commits() else 0
         first = next(iter(self._slots or ()), ())
-        # A late rank may have an older anchor: only its changes count. Rank 0's anchor is the base.
+        # A late rank may have an older anchor, so only its changes count, relative to rank 0's
+        # anchor.
         anchored = [
             (array, anchor)
             for array, anchor in zip(arrays, first, strict=False)
@@ -298,8 +298,8 @@ class StatefulExchange:
         """Begin the missing slots: all slots, the slots of new weights (at the end) or of newly
         trained weights, or a kind of slot that a checkpoint lacks.
 
-        ``weights``: all weights of the optimizer. ``trained``: which of them are not frozen (None:
-        all). A weight that is frozen later takes part until its last changes have been exchanged.
+        ``weights``: all weights of the optimizer. ``trained``: whether each is not frozen (None:
+        all). A weight frozen later takes part until its last changes have been exchanged.
         ``stepping``: a step follows.
         """
         now = [place for place in range(len(weights)) if trained is None or trained[place]]
@@ -330,7 +330,7 @@ class StatefulExchange:
                 slot[place] = array if slot[place] is None else slot[place]
 
     def moved(self, places: Sequence[int | None]) -> None:
-        """Follow a change of the optimizer's weights. ``places``: the previous index of each
+        """Adapt to a change of the optimizer's weights. ``places``: the previous index of each
         weight, None if it is new.
         """
         now = {before: place for place, before in enumerate(places) if before is not None}
@@ -349,7 +349,7 @@ class StatefulExchange:
         self.exchange.other_weights()
 
     def begin_others(self, weights: Sequence[Array]) -> None:
-        """Begin the slots of weights at the end, before a step trains them for the first time."""
+        """Begin the slots of new weights at the end, before the first step that trains them."""
         fresh = self.exchange.slots(weights[self.count :]) if self.begun else ()
         for slot, others in zip(self._slots or (), fresh, strict=True):
             slot += others
@@ -378,8 +378,8 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Exchange weights as ``WeightExchange`` does. ``weights``: the ones that take part. Raises
-        ValueError if the slots belong to another number of weights.
+        """Exchange weights as ``WeightExchange`` does. ``weights``: the participating weights.
+        Raises ValueError if the slots belong to a different number of weights.
         """
         assert self._slots is not None
         total = len(weights) if self._places is None else self._total
@@ -398,7 +398,7 @@ class StatefulExchange:
         names: Sequence[str] | None = None,
         statistics: Sequence[Array] = (),
     ) -> None:
-        """Average as ``WeightExchange.average`` does. ``weights``: the ones that take part."""
+        """Average as ``WeightExchange.average`` does. ``weights``: the participating weights."""
         # Other ranks may have taken steps already.
         if isinstance(self.strategy, Consolidating) and not self.begun:
             self.begin(weights, lambda weight: weight)
@@ -448,7 +448,7 @@ class StatefulExchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state. Raises ValueError for the state of another strategy."""
+        """Load a state. Raises ValueError for the state of a different strategy."""
         if state["strategy"] != self.strategy.spec:
             raise ValueError(
                 f"the checkpoint was written with strategy {state['strategy']!r}, but this"

@@ -1,1 +1,3 @@
-"""Averages with neighbours on a graph: ``gossip`` in step, ``gossip_async`` in the background."""
+"""Averages with neighbours on a graph: ``gossip`` synchronously, ``gossip_async`` in the
+background.
+"""

@@ -23,12 +23,13 @@ class AsyncGossip:
 
     After every ``every``-th step, a rank adds the change of its weights to its shared weights,
     continues from these, and starts an average with one neighbour unless its last average is still
-    running. Each average keeps the sum of both ranks' weights.
+    running. Each average preserves the sum of both ranks' weights.
 
     ``damp``: divide a change by the number of averages since the rank's last exchange (Zhang et
     al., "Staleness-aware Async-SGD", 2016). ``staleness``: statistics of that number on this rank.
-    ``gamma``: the share of the way to their mean that two ranks move, above 0 and up to 1; None:
-    all of it. No codec is supported; ``Gossip`` takes one. Raises ValueError for invalid options.
+    ``gamma``: the fraction of the distance to their mean that two ranks move, above 0 and up to 1;
+    None: 1. No codec is supported; use ``Gossip`` with a codec. Raises ValueError for invalid
+    options.
     """
 
     name = "gossip_async"

@@ -4,9 +4,9 @@ Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compres
 
 A rank and its neighbours keep a copy of the rank's weights as sent so far. The rank sends the
 encoded difference of its weights from that copy, and all of them add it to the copy, so the codec's
-residual remains in the next difference. Ranks then move a share of the way (``gamma``) from their
-own copy to their neighbours' copies. This preserves the mean over all ranks, regardless of the
-values that the codec leaves out.
+residual remains in the next difference. Ranks then move by a fraction (``gamma``) of the distance
+from their own copy to their neighbours' copies. This preserves the mean over all ranks, regardless
+of the values that the codec omits.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Copies:
     def __init__(self, codec: PushCodec, rank: int) -> None:
         self._codec = codec
         self._rank = rank
-        self._known = 0  # digest of the own copy that neighbours have
+        self._known = 0  # digest of this rank's copy at the neighbours
         self._of: dict[int, list[Array]] = {}
 
     def gamma(self, weights: Sequence[Array]) -> float:
-        """Return the share of the way to move, for weights of these shapes."""
+        """Return the fraction of the distance to move, for weights of these shapes."""
         codec = self._codec
         return (
             codec.consensus_step([weight.shape for weight in weights])
@@ -56,14 +56,14 @@ class Copies:
     def message(
         self, weights: Sequence[Array], own: Sequence[Array], keys: Sequence[str], times: int
     ) -> Array:
-        """Return the message to ``times`` neighbours, as uint8, and update the own copy as they
+        """Return the message to ``times`` neighbours, as uint8, and update this rank's copy as they
         will.
 
-        If the neighbours do not have the own copy (it is new, or from a checkpoint), it comes
-        first, whole. ``keys``: the keys of the codec's state for the weights.
+        If the neighbours do not have this copy (it is new, or from a checkpoint), the message
+        begins with the uncompressed copy. ``keys``: the keys of the codec's state for the weights.
         """
         for weight, copy in zip(weights, own, strict=True):
-            if not _finite(copy):  # no difference would repair it
+            if not _finite(copy):  # no difference would make it finite
                 np.copyto(copy, weight)
         is_new = _digest(own) != self._known
         whole = joined(own) if is_new else _NOTHING
@@ -83,7 +83,7 @@ class Copies:
         return np.concatenate([head.view(np.uint8), whole, *payloads])
 
     def lost(self) -> None:
-        """Send the own copy whole with the next message: the last one did not reach all
+        """Send this rank's copy uncompressed with the next message: the last one did not reach all
         neighbours.
         """
         self._known = 0
@@ -93,7 +93,7 @@ class Copies:
         copy, which the caller must not write to.
 
         ``like``: weights of the same shapes and dtypes. Raises ValueError for a message that does
-        not fit.
+        not match them.
         """
         begin = _HEAD * 8
         is_whole, *sizes = (
@@ -121,8 +121,8 @@ class Copies:
         places: Sequence[int],
         times: int,
     ) -> Array:
-        """Encode ``changes``. They already include what the codec left out before, so its own
-        residuals are not kept.
+        """Encode ``changes``. They include the values that the codec omitted before, so it keeps no
+        residuals.
         """
         parts = []
         for place, change in zip(places, changes, strict=True):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CopyEncoding(WholeEncoding):
-    """Sends differences from this rank's copy, which one more slot keeps; see ``copies``."""
+    """Sends differences from this rank's copy, which is kept in a further slot; see ``copies``."""
 
     slots: tuple[str, ...] = ("weights",)
 
@@ -94,9 +94,7 @@ class _CodedNeighbourPeers(EnginePeers):
         move_by_differences(arrays, self._sent, received, step)
 
     def _swap_copies(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
-        """Exchange differences, and return the copies of the weights of the sending ranks, by
-        rank.
-        """
+        """Exchange differences, and return the copies of the senders' weights, by rank."""
         exchange, names = self.session.neighbours, self.context.names_of(arrays)
         exchange.compare(arrays, names)
         message = self._copies.message(arrays, self._sent, self.keys_of(arrays), len(to))

@@ -25,7 +25,7 @@ def torus(rank: int, size: int, turn: int) -> list[int]:
 
 def exponential(rank: int, size: int, turn: int) -> list[int]:
     """Return one rank per turn, 1, 2, 4 ... places ahead. If the number of ranks is a power of two,
-    all ranks have the mean after one pass over the turns.
+    all ranks have the mean after one pass through the turns.
     """
     return [(rank + (1 << turn % max((size - 1).bit_length(), 1))) % size]
 
@@ -44,7 +44,7 @@ GRAPHS: dict[str, Callable[[int, int, int], list[int]]] = {
 
 
 def higher_neighbours(graph: str, rank: int, size: int, turn: int) -> list[int]:
-    """Return the neighbours above ``rank``, beginning with the one whose turn it is. Two ranks are
+    """Return the neighbours above ``rank``, beginning with the one in this turn. Two ranks are
     neighbours if one sends to the other in some turn.
     """
     turns = range(max((size - 1).bit_length(), 1))

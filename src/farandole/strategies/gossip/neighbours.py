@@ -1,4 +1,4 @@
-"""Exchanges of weights with neighbours: an alltoall in which each rank sends to a few."""
+"""Exchanges of weights with neighbours: an alltoall in which each rank sends to a few others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class NeighbourExchange:
     """Exchanges of one optimizer's weights.
 
-    ``name``: the optimizer's, equal on all ranks. ``ranks``: the engine's ranks as numbers in the
-    job. ``spec``: the strategy's, for messages.
+    ``name``: the optimizer's name, the same on all ranks. ``ranks``: the engine's ranks as numbers
+    in the job. ``spec``: the strategy's spec, for messages.
     """
 
     def __init__(self, engine: Engine, name: str, ranks: Sequence[int], spec: str) -> None:
@@ -45,7 +45,7 @@ class NeighbourExchange:
         """Raise ValueError on all ranks if their weights differ. The first call is collective;
         later ones do nothing.
         """
-        if not self._compared:  # equal message sizes prove little
+        if not self._compared:  # equal message sizes are no proof of equal weights
             self._compared = True
             check_same_weights(self._engine, self._name, self._ranks, arrays, names)
 
@@ -53,7 +53,7 @@ class NeighbourExchange:
         self, content: Array, to: Sequence[int], arrays: Sequence[Array], names: Sequence[str]
     ) -> dict[int, Array]:
         """Send ``content`` (uint8) for the weights ``arrays`` to the ranks ``to``. Return the
-        received messages by rank. Raises ValueError for a message of other weights.
+        received messages by rank. Raises ValueError for a message with different weights.
         """
         head = self._digest(arrays, names)
         size = head.size + content.size
@@ -101,7 +101,9 @@ class NeighbourExchange:
 def move_to_mean(
     arrays: Sequence[Array], received: Mapping[int, Sequence[Array]], gamma: float = 1.0
 ) -> None:
-    """Move each array by ``gamma`` of the way to the mean of itself and the received arrays."""
+    """Move each array by ``gamma`` of its distance to the mean of itself and the received
+    arrays.
+    """
     if gamma != 1.0:
         move_by_differences(arrays, arrays, received, gamma)
         return

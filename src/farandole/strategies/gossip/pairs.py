@@ -1,4 +1,4 @@
-"""Averages in pairs, in the background: one optimizer's shared weights on this rank, and the
+"""Pairwise averages in the background: one optimizer's shared weights on this rank, and the
 addresses of the other ranks.
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class PairAverages:
-    """Averages in pairs of one optimizer's weights.
+    """Pairwise averages of one optimizer's weights.
 
-    ``name``: the optimizer's, equal on all ranks. ``ranks``: the engine's ranks as numbers in the
-    job. ``on_average``: called after each average, on any thread, with its name, begin and end.
-    ``gamma``: the share of the way to their mean that two ranks move.
+    ``name``: the optimizer's name, the same on all ranks. ``ranks``: the engine's ranks as numbers
+    in the job. ``on_average``: called after each average, on any thread, with its name, begin and
+    end. ``gamma``: the fraction of the distance to their mean that two ranks move.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PairAverages:
         self._group: PeerGroup | None = None
         self._groups = 0  # groups so far
         self._held: list[tuple[Any, ...]] | None = None  # shape and dtype of the group's arrays
-        self._begun: Sequence[Array] = ()  # the weights with which the group began
+        self._begun: Sequence[Array] = ()  # the group's initial weights
         self._addresses: list[str] = []
         self._joins = -1  # the engine's joins when addresses were exchanged
 
@@ -56,10 +56,10 @@ class PairAverages:
         """Return the group that shares this rank's weights, initialized with ``weights`` and
         ``statistics``.
 
-        Collective at first, and when a rank that had joined is here for the first time. Raises
-        ValueError on all ranks if their weights differ. If weights were added, the old ones (the
-        same arrays) keep the averages since the last exchange, because partners have already moved
-        their share.
+        The first call is collective, and so is the first call after a rank had joined. Raises
+        ValueError on all ranks if their weights differ. If weights were added, the old weights (the
+        same arrays) keep the averages since the last exchange, because partners have already moved,
+        too.
         """
         if not self._addresses or ("" in self._addresses and self._joins != self._engine.joins):
             self._meet(weights, names)
@@ -103,16 +103,14 @@ class PairAverages:
         means = [array.copy() for array in own]
         mean(means)
         count = len(changes)
-        # A rank that is further ahead may have averaged with this one meanwhile: its next exchange
-        # accounts for that.
+        # A rank that is further ahead may have averaged with this one in the meantime; its next
+        # exchange accounts for that.
         group.correct(deltas(means[:count], own[:count]), means[count:])
         for array, value in zip((*changes, *statistics), means, strict=True):
-            np.copyto(array, value)  # equal bits on all ranks: shared weights were rounded
+            np.copyto(array, value)  # identical bits on all ranks: shared weights were rounded
 
     def _ended(self) -> dict[int, Array]:
-        """Close the group. Return its final weights by the id of the arrays with which they
-        began.
-        """
+        """Close the group. Return its final weights by the id of their initial arrays."""
         group = self._group
         self.close()
         return (
@@ -122,7 +120,7 @@ class PairAverages:
         )
 
     def other_weights(self) -> None:
-        """Expect other weights, perhaps of the same shapes, in the next call."""
+        """Expect different weights, perhaps of the same shapes, in the next call."""
         self._held = None
 
     def close(self) -> None:

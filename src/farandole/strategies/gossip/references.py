@@ -21,7 +21,7 @@ class NeighbourReference(SenderReference):
 
 
 class PairReference(NoReference):
-    """No shared values: while two ranks average, averages with others change both."""
+    """No shared values: while two ranks average, averages with other ranks change both."""
 
     def objection(self, strategy: Strategy, codec: Codec) -> str:
         """See ``contracts.SharedReference``."""

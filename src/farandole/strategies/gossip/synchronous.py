@@ -1,4 +1,4 @@
-"""Averages with neighbours on a graph, in step: no rank sends to all."""
+"""Synchronous averages with neighbours on a graph: no rank sends to all others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Gossip:
     Sources: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017;
     for the exponential graph with one neighbour per turn, Assran et al., "Stochastic Gradient
     Push", 2019. A rank sends to as many ranks as it receives from, which preserves the mean over
-    all ranks. Weights differ between ranks, less so with more frequent exchanges.
+    all ranks. Weights differ between ranks, but less with more frequent exchanges.
 
-    ``gamma``: the share of the way to that mean that a rank moves, above 0 and up to 1; None: all
-    of it. With a codec, this is CHOCO-SGD (Koloskova et al., "Decentralized Stochastic Optimization
-    and Gossip Algorithms with Compressed Communication", 2019): ``gamma`` is its consensus step
-    size, None the codec's default, and on the exponential graph a rank sends to all its neighbours
-    in each turn. Raises ValueError for invalid options.
+    ``gamma``: the fraction of the distance to that mean that a rank moves, above 0 and up to 1;
+    None: 1. With a codec, this is CHOCO-SGD (Koloskova et al., "Decentralized Stochastic
+    Optimization and Gossip Algorithms with Compressed Communication", 2019): ``gamma`` is its
+    consensus step size (None: the codec's default), and on the exponential graph a rank sends to
+    all its neighbours in each turn. Raises ValueError for invalid options.
     """
 
     name = "gossip"

@@ -1,3 +1,3 @@
-"""Strategies that exchange weights between ranks which step with their own gradients, one file
-each. See ``contracts.Strategy``.
+"""Strategies that exchange weights between ranks that step with their own gradients, one file each.
+See ``contracts.Strategy``.
 """

@@ -1,4 +1,4 @@
-"""Elastic averaging: ranks are drawn towards a common centre, and may stray from it."""
+"""Elastic averaging: weights are pulled towards a common centre, but may differ from it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EASGD:
     """Synchronous elastic averaging SGD (Zhang, Choromanska and LeCun, 2015).
 
     After every ``every``-th step, a rank's weights move by ``beta / ranks`` of their distance to
-    the centre, and the centre moves by ``beta`` of its distance to the mean. The centre is equal on
-    all ranks; the weights are not. Raises ValueError for invalid numbers.
+    the centre, and the centre moves by ``beta`` of its distance to the mean. The centre is the same
+    on all ranks; the weights are not. Raises ValueError for invalid numbers.
     """
 
     name = "easgd"

@@ -1,4 +1,5 @@
-"""Local SGD and its outer optimizers: ranks step alone and average their weights now and then.
+"""Local SGD and its outer optimizers: ranks step independently and average their weights at
+intervals.
 
 The mean of all ranks' weights replaces the weights (Stich, "Local SGD Converges Fast and
 Communicates Little", 2019), or an outer optimizer takes a step from the weights of the last
@@ -29,16 +30,16 @@ class LocalSGD:
 
     ``every="epoch"``: Keras's ``fit`` reports the end of an epoch; elsewhere the program calls
     ``end_of_epoch()`` of the optimizer or trainer. ``outer``: the outer optimizer, whose gradient
-    is the change from the last exchange to the mean: None (take the mean), "momentum" or
-    "nesterov", with ``lr`` and ``momentum``. ``warmup``: the number of initial steps with an
-    exchange after each (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local
-    SGD, if it is half of the training).
+    is the change from the last exchange to the mean: None (use the mean), "momentum" or "nesterov",
+    with ``lr`` and ``momentum``. ``warmup``: the number of initial steps with an exchange after
+    each (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local SGD, if it is
+    half of the training).
 
-    ``quorum``: do not wait for all ranks, only for this share of them (below 1) or this number, and
-    then for ``grace`` seconds (default 1). The changes of a rank that arrives later go into the
-    next average, with the weight of its steps like all others (Douillard et al., "Decoupled
-    DiLoCo", 2026), and it continues from the newest weights. Raises ValueError for invalid numbers,
-    and for ``quorum`` with ``every="epoch"``.
+    ``quorum``: wait only for this fraction of the ranks (below 1) or this number of ranks, and then
+    for ``grace`` seconds (default 1). The changes of a later rank go into the next average,
+    weighted by its steps like all others (Douillard et al., "Decoupled DiLoCo", 2026), and the rank
+    continues from the newest weights. Raises ValueError for invalid numbers, and for ``quorum``
+    with ``every="epoch"``.
     """
 
     name = "local_sgd"

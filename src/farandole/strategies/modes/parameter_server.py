@@ -1,7 +1,8 @@
-"""Parameter servers: ranks push their deltas to a centre and continue from it, in step or each on
-its own.
+"""Parameter servers: ranks push their deltas to a centre and continue from it, synchronously or
+independently.
 
-A rank steps with its own optimizer, and pushes the change of its weights since its last pull.
+A rank steps with its own optimizer, and pushes its delta: the change of its weights since its last
+pull.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ParameterServer:
 
     @property
     def rule(self) -> Rule:
-        """The rule by which the servers step."""
+        """The rule for the servers' steps."""
         return Rule(
             sync=self.sync,
             backup=self.backup,
@@ -148,8 +149,8 @@ class ParameterServer:
 
 class AsyncParameterServer(ParameterServer):
     """Asynchronous parameter servers: after every ``every``-th step, a rank pushes its delta, which
-    the centre adds at once, and continues from the centre without waiting for other ranks (Dean et
-    al., "Large Scale Distributed Deep Networks", 2012).
+    the centre adds immediately, and continues from the centre without waiting for other ranks (Dean
+    et al., "Large Scale Distributed Deep Networks", 2012).
 
     ``damp``: divide a delta by the number of updates of the centre since the rank's last pull
     (Zhang et al., "Staleness-aware Async-SGD", 2016). For the other arguments, see
@@ -177,7 +178,7 @@ class AsyncParameterServer(ParameterServer):
 
 
 class SSP(ParameterServer):
-    """Stale synchronous parallel: asynchronous parameter servers at which a rank waits while it is
+    """Stale synchronous parallel: asynchronous parameter servers, where a rank waits while it is
     more than ``bound`` exchanges ahead of the slowest rank (Ho et al., "More Effective Distributed
     ML via a Stale Synchronous Parallel Parameter Server", 2013).
 

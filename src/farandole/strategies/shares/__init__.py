@@ -3,8 +3,7 @@ number of ranks.
 
 The global batch of a job consists of V shares (``--fixed-global-batch``). Each rank computes a
 contiguous block of them, one after another. Gradients of shares are summed in one binary tree over
-the V shares, whatever rank computes a share, so that the sum has the same bits for any number of
-ranks.
+the V shares, so that the sum has the same bits for any number of ranks.
 """
 
 from farandole.strategies.shares.blocks import Shares as Shares

@@ -1,12 +1,12 @@
-"""The exchange of partial sums: every rank ends with the sum over all shares, in the order of the
+"""The exchange of partial sums: every rank receives the sum over all shares, in the order of the
 tree.
 
-Vectors are cut into one slice per rank. A rank sends, to the owner of each slice, this slice of
-each of its nodes; the owner completes the tree and sends the sum to all ranks. If each rank's block
-is one node, this moves as many bytes as a ring allreduce; each further node of a rank adds the
-bytes of half an allreduce on that rank.
+Vectors are cut into one slice per rank. A rank sends the owner of each slice this slice of each of
+its nodes; the owner completes the tree and sends the sum to all ranks. If each rank's block is one
+node, this moves as many bytes as a ring allreduce; each further node of a rank adds half an
+allreduce on that rank.
 
-Everything travels as bytes: the vectors of all dtypes in one message to each rank, with a header
+Everything is sent as bytes: the vectors of all dtypes in one message to each rank, with a header
 that shows whether the ranks are in the same step of the same model. Slices begin at multiples of
 ``ALIGNMENT`` bytes, so that parts of messages can be used as vectors without a copy.
 """
@@ -39,13 +39,13 @@ class Vectors(Protocol):
         """Return a view of bytes with the dtype of ``like``."""
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
-        """Return byte vectors as one."""
+        """Return byte vectors as one vector."""
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """Return whole numbers below 2^63 as bytes, 8 for each."""
+        """Return integers below 2^63 as bytes, 8 for each."""
 
     def read_numbers(self, data: Any) -> list[int]:
-        """Return the whole numbers in bytes."""
+        """Return the integers in bytes."""
 
     def alltoall(self, data: Any, sizes: Sequence[int]) -> Any:
         """Send the first ``sizes[0]`` bytes to rank 0 and so on, and return the received bytes in
@@ -111,7 +111,7 @@ def _bounds(vector: Any, size: int, vectors: Vectors) -> list[int]:
 
 
 class _ByteReader:
-    """Takes bytes from the front of a message."""
+    """Reads a message from the front."""
 
     def __init__(self, data: Any) -> None:
         self._data, self._begin = data, 0

@@ -7,7 +7,7 @@ from farandole.job import context
 
 
 def report(total: int, reason: str) -> None:
-    """Log, on rank 0, whether the weights are the same in all bits, or up to rounding.
+    """Log, on rank 0, whether the weights are bitwise identical, or the same up to rounding.
 
     ``total``: the shares of the global batch. ``reason``: the cause of differences in rounding;
     empty if there are none.

@@ -1,4 +1,4 @@
-"""Random streams by step and share, so that they do not depend on the rank that uses them."""
+"""Random streams by step and share, independent of the rank that uses them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MASK = (1 << 64) - 1
 def stream(*numbers: int) -> int:
     """Return a seed of 64 bits that depends on all ``numbers`` and their order.
 
-    Mixed as in SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
-    OOPSLA 2014.
+    The numbers are mixed as in SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom
+    Number Generators", OOPSLA 2014.
     """
     state = 0
     for number in numbers:
