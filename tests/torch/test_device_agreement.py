@@ -137,14 +137,14 @@ def test_the_store_is_there_as_long_as_the_group() -> None:
     job(2, body, store=True)
 
 
-def test_that_ranks_share_a_device_for_no_reason_is_a_pity() -> None:
+def test_needlessly_shared_devices_are_avoidable() -> None:
     from farandole.torch.device.agreement import View, decide
 
     shared = [View("GPU-0", "", "auto", 2)] * 2
-    assert decide(shared, "NCCL").pity
+    assert decide(shared, "NCCL").avoidable
     assert mentions(decide(shared, "NCCL").why, "ranks 0 and 1", "GPU-0", "2 GPUs")
-    assert not decide([view._replace(devices=1) for view in shared], "NCCL").pity
-    assert not decide([*shared, View("", "no CUDA GPU", "auto", 2)], "NCCL").pity
+    assert not decide([view._replace(devices=1) for view in shared], "NCCL").avoidable
+    assert not decide([*shared, View("", "no CUDA GPU", "auto", 2)], "NCCL").avoidable
     assert decide([View("GPU-0", "", "auto", 2), View("GPU-1", "", "auto", 2)], "NCCL").direct
 
 

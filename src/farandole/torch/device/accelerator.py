@@ -11,11 +11,11 @@ class Accelerator(Protocol):
     """A kind of device.
 
     A process uses one device: the first whose tensors are exchanged. Tensors on other devices count
-    as foreign. Collectives are queued on a stream of their own, so that the device computes
-    meanwhile. Only ``drain`` waits.
+    as foreign. Collectives are queued on a separate stream, so the device keeps computing. Only
+    ``drain`` blocks.
     """
 
-    name: str  # the library by which ranks exchange
+    name: str  # the library that connects the ranks' devices
 
     @property
     def device(self) -> Any:
@@ -25,13 +25,13 @@ class Accelerator(Protocol):
         """Return whether the tensor is on the process's device."""
 
     def identity(self) -> str:
-        """Return a text that is equal on two ranks if they share a device."""
+        """Return a string that is equal on ranks that share a device."""
 
     def count(self) -> int:
-        """Return the number of devices that this rank can choose from."""
+        """Return the number of devices visible to this rank."""
 
     def lack(self) -> str:
-        """Return the reason why this rank cannot exchange directly; empty if it can."""
+        """Return the reason why this rank cannot exchange directly; empty if there is none."""
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
         """Return a private torch.distributed backend that connects the ranks. ``store``: a
@@ -39,7 +39,7 @@ class Accelerator(Protocol):
         """
 
     def follow(self, work: Any) -> None:
-        """Make later device work of the calling thread wait for a collective of that backend."""
+        """Make later device work of the calling thread wait for a collective of the backend."""
 
     def touch(self) -> None:
         """Record that the calling thread has queued device work that the next ``record_event`` must
@@ -53,16 +53,15 @@ class Accelerator(Protocol):
         """Return a context whose device work runs on the stream, after the events."""
 
     def wait_event(self, events: Sequence[Any]) -> Callable[[], None]:
-        """Record this point of the stream, on which it is called. Return a function that makes
-        later device work of the calling thread wait for it, and also work on the streams from which
-        ``events`` came.
+        """Record an event on the current stream. Return a function that makes later device work
+        wait for it, on the calling thread's stream and on the streams of ``events``.
         """
 
     def record_stream(self, tensor: Any) -> None:
-        """Record that the calling thread continues with a tensor that was made on the stream."""
+        """Record that the calling thread uses a tensor created on the stream."""
 
     def drain(self) -> None:
         """Wait until the stream is empty."""
 
     def pinned(self, nbytes: int) -> Any:
-        """Return pinned host memory (uint8), which the device copies without the CPU."""
+        """Return pinned host memory (uint8), which the device copies without using the CPU."""

@@ -1,4 +1,4 @@
-"""The decision whether ranks exchange directly or through host memory, made on every rank from the
+"""The choice between direct exchange and exchange through host memory, made on every rank from the
 same facts.
 """
 
@@ -19,8 +19,8 @@ from farandole.torch.device.store import JobStore
 
 
 class View(NamedTuple):
-    """A rank's equipment: its device, the reason why it cannot exchange directly (or nothing), its
-    ``--nccl``, and the number of devices that it sees.
+    """A rank's view: its device, the reason why it cannot exchange directly (or an empty string),
+    its ``--nccl``, and the number of visible devices.
     """
 
     identity: str
@@ -30,23 +30,23 @@ class View(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decision: ``direct`` or not, and the reason. ``refused``: an error text, if some rank
-    requires the impossible. ``pity``: the ranks could have avoided this.
+    """The decision: ``direct`` or not, and the reason. ``refused``: the error text if a rank
+    requires direct exchange that is impossible. ``avoidable``: the ranks could have avoided this.
     """
 
     direct: bool
     why: str
     refused: str = ""
-    pity: bool = False
+    avoidable: bool = False
 
 
 def decide(views: Sequence[View], name: str) -> Decision:
     """Decide from the views of all ranks. Pure. ``name``: the library for direct exchange."""
-    obstacle, pity = _obstacle(views)
+    obstacle, avoidable = _obstacle(views)
     if not obstacle:
         return Decision(True, "every rank has its own GPU")
     if all(view.wish != "on" for view in views):
-        return Decision(False, obstacle, pity=pity)
+        return Decision(False, obstacle, avoidable=avoidable)
     return Decision(
         False,
         obstacle,
@@ -83,7 +83,7 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
 
 
 def gather_texts(host: Transport, text: str) -> list[str]:
-    """Return every rank's text, in rank order. Collective."""
+    """Return every rank's string, in rank order. Collective."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     lengths = np.zeros(host.size, dtype=np.int64)
     host.allgather(
@@ -99,7 +99,7 @@ def gather_texts(host: Transport, text: str) -> list[str]:
 
 def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -> list[View]:
     """Return the views of all ranks. ``bar``: a reason against direct exchange on this rank even if
-    its device is able. Collective.
+    its device supports it. Collective.
     """
     lack = bar or accelerator.lack()
     mine = (
@@ -111,8 +111,8 @@ def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -
 
 
 def store_for(host: Transport, client: StoreClient | None, seconds: float) -> Any:
-    """Return the store in which the ranks of ``host`` meet: the job's, below a prefix of their own,
-    or a private one for a single rank without a job. Collective.
+    """Return the store for the rendezvous of the ranks of ``host``: the job's, under a private
+    prefix, or a private one for a single rank without a job. Collective.
 
     Keep the result as long as the backend that uses it: torch calls methods of the Python object
     without keeping it alive.

@@ -15,7 +15,7 @@ from torch import distributed
 from farandole.base.host import boot_id
 from farandole.errors import RequestError
 
-# for aborting hung operations; a collective itself may take any time
+# for aborting hung operations; a collective may take any time
 _PATIENCE = timedelta(seconds=30)
 CAPTURED = (
     "collectives cannot be captured in a CUDA graph, because ranks agree on the host before they"
@@ -70,7 +70,7 @@ class Cuda:
         """Return a private NCCL group, independent of the program's: nothing is registered with
         torch.distributed.
 
-        The group is configured for blocking waits, although none occur: otherwise torch starts
+        The group is configured for blocking waits, which never occur: otherwise torch starts
         threads that end the process when a peer is lost. The engine detects the loss itself, and
         survivors continue.
         """
@@ -114,8 +114,8 @@ class Cuda:
         recorded = [stream for pairs in events for stream, _ in pairs]
 
         def wait() -> None:
-            # Include the streams of the events: memory allocated there may be freed from now on and
-            # used again there.
+            # Include the streams of the events: memory allocated on them may be freed from now on
+            # and reused on them.
             for stream in {
                 used.cuda_stream: used for used in (torch.cuda.current_stream(device), *recorded)
             }.values():
@@ -142,7 +142,7 @@ class Cuda:
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable while torch reads it, unless the user has set it."""
+    """Set an environment variable, unless the user has, while torch reads it."""
     if name in os.environ:
         yield
         return

@@ -15,7 +15,7 @@ from torch import distributed
 from farandole.base.types import DType, ReduceOp
 from farandole.torch.device.watch import Watch
 
-_HEAR = 3.0  # seconds to find out whether a lost peer caused an error
+_HEAR = 3.0  # seconds to detect that a lost peer caused an error
 _LOGICAL = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.MAX: ReduceOp.MAX,
@@ -161,7 +161,9 @@ class Native:
 
 
 def opened(flat: Any, dtype: DType, op: ReduceOp, scale: float) -> Any:
-    """Return ``flat`` in a dtype that can be reduced: the same memory unless it has to be wider."""
+    """Return ``flat`` in a dtype that can be reduced: the same memory unless a wider dtype is
+    needed.
+    """
     if dtype is DType.BOOL:
         return flat.view(torch.uint8)
     if _widens(dtype, scale):

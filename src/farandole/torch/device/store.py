@@ -1,5 +1,5 @@
-"""The job's store as a torch.distributed store, for clients that have proved that they know the
-job's secret.
+"""The job's store as a torch.distributed store, for clients that have proved knowledge of the job's
+secret.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from farandole.net.store import StoreClient
 
 
 class JobStore(distributed.Store):  # type: ignore[misc]
-    """Keys below ``prefix`` of the job's store. Torch's own threads call it too.
+    """Keys under ``prefix`` in the job's store. Torch's threads call it too.
 
-    ``prefix``: new for every group, equal on all of its ranks. A key that is missing after the
+    ``prefix``: unique to the group, equal on all of its ranks. A key that is missing after the
     timeout raises RendezvousError, which torch converts to a RuntimeError.
     """
 
@@ -35,7 +35,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         return self._client.get(self._key(key), self._seconds)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return when all keys are set."""
+        """Wait until all keys are set."""
         end = time.monotonic() + (self._seconds if timeout is None else timeout.total_seconds())
         for key in keys:
             self._client.get(self._key(key), max(0.0, end - time.monotonic()))
@@ -69,7 +69,7 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         self._seconds = timeout.total_seconds()
 
     def clone(self) -> JobStore:
-        """Return the store itself, which several threads may use at once."""
+        """Return the store itself, which is thread-safe."""
         return self
 
     def _key(self, key: str) -> str:

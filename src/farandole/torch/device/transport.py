@@ -141,7 +141,7 @@ class TorchTransport:
             return
         if self._watch is not None:
             if not self._given_up.locked():
-                self._accelerator.drain()  # ends even if a peer is lost: the watch aborts then
+                self._accelerator.drain()  # ends even if a peer is lost: the watch then aborts it
             self._watch.stop()
         if self._given_up.acquire(blocking=False):
             _within(_FAREWELL, self._backend.shutdown)
@@ -156,7 +156,7 @@ class TorchTransport:
         return self._way
 
     def _agree(self) -> None:
-        """Choose the path. All ranks are here, because they have agreed on a collective."""
+        """Choose the path. All ranks take part, because they have agreed on a collective."""
         wish, name = self._settings.nccl, self._accelerator.name
         if self.size == 1 and wish != "on":
             self._way = Native(0, 1)
@@ -165,7 +165,7 @@ class TorchTransport:
         bar = f"--tls and ranks on other hosts, which {name} would reach unencrypted" if far else ""
         decision = agreement.decide(agreement.views(self._host, self._accelerator, wish, bar), name)
         if self.rank == 0:
-            log = logger.warning if decision.pity else logger.info
+            log = logger.warning if decision.avoidable else logger.info
             log(
                 "GPUs exchange %s: %s",
                 f"by {name}" if decision.direct else "through host memory",
@@ -204,7 +204,7 @@ def _within(seconds: float, end: Callable[[], None]) -> None:
     """Call ``end``, for at most ``seconds``. If it hangs, its thread is abandoned."""
 
     def quietly() -> None:
-        with contextlib.suppress(RuntimeError):  # it is over anyway
+        with contextlib.suppress(RuntimeError):  # the group ends anyway
             end()
 
     thread = threading.Thread(target=quietly, name="farandole-farewell", daemon=True)

@@ -1,6 +1,4 @@
-"""Watches that the peers are alive while the device is busy: it would wait for a dead peer
-forever.
-"""
+"""Detection of lost peers while the device is busy: a device would wait for a dead peer forever."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _QUIET = 10.0
 
 class Watch:
     """Detects lost peers and failed collectives. It passes the error to ``lost`` before it calls
-    ``give_up``, so the engine has ended when the remains of an aborted collective are seen.
+    ``give_up``, so the engine has ended before an aborted collective is noticed.
     """
 
     def __init__(
@@ -44,8 +42,8 @@ class Watch:
         self._last = (work, monotonic())
 
     def cause(self, seconds: float) -> HorovodInternalError | None:
-        """Return the error of a lost peer if one is detected within ``seconds``, after a failure
-        here; else None.
+        """Return the error of a lost peer if one is detected within ``seconds`` after a failure on
+        this rank, else None.
         """
         self._failed.wait(seconds)
         return self._found
