@@ -187,8 +187,8 @@ def alltoall(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
-    ``splits``).
+    """Distribute the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly
+    without ``splits``).
 
     Returns the received rows in rank order; with ``splits`` (outside jit only), returns a pair of
     the rows and the number of rows from each rank (int32, or int64 if one exceeds it). The type,

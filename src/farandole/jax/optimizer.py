@@ -175,7 +175,7 @@ def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
         " own gradients."
     ),
     strategy=(
-        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights from time to time"
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights periodically"
         " ('local_sgd:8', or an object such as LocalSGD(8)), for which update() needs params."
         " Default: the value of --strategy."
     ),

@@ -12,11 +12,11 @@ from farandole.core.api import helpers
     " on all ranks\nnoise = jax.random.normal(augmenting, (3,))  # different noise on each"
 )
 def seed_everything(seed: int) -> jax.Array:
-    """Seed the global generators of Python and numpy with the same seed on all ranks. Return a key
-    (``jax.random.key``) of this rank's own, for values that must differ between ranks:
-    augmentation, noise, dropout.
+    """Seed the global generators of Python and numpy with the same seed on all ranks. Return this
+    rank's key (``jax.random.key``), for values that must differ between ranks: augmentation, noise,
+    dropout.
 
     JAX has no global generator. For equal values, such as parameters, use ``jax.random.key(seed)``,
-    which differs from every rank's own key.
+    which differs from the keys of all ranks.
     """
     return jax.random.key(helpers.seeded(seed))

@@ -1,7 +1,7 @@
 """Horovod's API for Keras 3 on TensorFlow, JAX and PyTorch: ``import farandole.keras as hvd``.
 
 ``farandole.keras.tf_keras`` has the API for Keras 2. A program for Keras 2 (TF_USE_LEGACY_KERAS=1)
-imports this package as well; Keras 3 is loaded only when the program asks for one of these names.
+imports this package as well; Keras 3 is loaded only when the program uses one of these names.
 """
 
 from __future__ import annotations

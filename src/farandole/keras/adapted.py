@@ -1,4 +1,4 @@
-"""The layers that a process has adapted. Many are in no model: they prepare the data.
+"""The layers that a process has adapted. Many prepare the data and belong to no model.
 
 For Keras 2 and Keras 3. Ranks compare the states of these layers in the first comparison of an
 optimizer.

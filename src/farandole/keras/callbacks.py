@@ -1,7 +1,7 @@
 """Horovod's callbacks.
 
-``model.fit`` keeps ranks together without them (see ``fit``). They ask for more than that, and they
-also work in custom training loops.
+``model.fit`` keeps ranks in step without them (see ``fit``). They do more than that, and also work
+in custom training loops.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         model = self.model
         if model.built:
             self._broadcast(model)
-        elif model.train_function is not None:  # only TensorFlow delays that to the first step
+        elif (
+            model.train_function is not None
+        ):  # only TensorFlow delays the broadcast to the first step
             _around_first_step(model, self._broadcast)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -157,12 +159,12 @@ def _broadcast_late(model: Any, broadcast: Callable[[Any], None]) -> None:
 
 
 def _builds(model: Any, iterator: Any) -> bool:
-    """Return whether the model has all of its weights, or gets them when it is called with the
-    shapes of a batch.
+    """Return whether the model has all of its weights, or creates them when called with the shapes
+    of a batch.
     """
     try:
         model._symbolic_build(data_batch=iterator.element_spec)
-    # a custom train_step may not call the model; its layers may all be built nevertheless
+    # a custom train_step may not call the model, but all of its layers may be built
     except Exception:
         return has_weights(model)
     return True
@@ -181,7 +183,7 @@ def _scale_momentum(optimizer: Any, factor: float) -> None:
 
 
 def together(model: Any) -> bool:
-    """Return whether this rank is one of several that train ``model``."""
+    """Return whether several ranks, including this one, train ``model``."""
     try:
         process_set = process_set_of(model)
         return context.size() > 1 and process_set.included() and process_set.size() > 1

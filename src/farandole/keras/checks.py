@@ -47,7 +47,7 @@ class KerasReplica:
     ) -> None:
         """``between_steps``: no compiled program is running. (During one, JAX has taken the values
         out of the variables.) ``reported``: codes of findings that the user has already seen.
-        ``not_broadcast``: variables that differ between ranks on purpose.
+        ``not_broadcast``: variables that differ between ranks intentionally.
         """
         self.optimizer = optimizer
         self.variables = variables

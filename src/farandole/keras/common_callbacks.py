@@ -54,8 +54,8 @@ class LearningRates:
     def scale_momentum(self, optimizer: Any, factor: float) -> None:
         """Scale the velocities accumulated at the old learning rate by ``factor``.
 
-        For one step, this equals scaling the momentum coefficient, which Keras has compiled into
-        the step.
+        For one step, this is equivalent to scaling the momentum coefficient, which Keras has
+        compiled into the step.
         """
         raise NotImplementedError
 

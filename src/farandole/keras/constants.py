@@ -40,7 +40,7 @@ def renew_in(model: Any, kind: Any, array_of: Callable[[Any], Array]) -> None:
 
 
 def make_functions(model: Any) -> None:
-    """Make the model's compiled functions again, which hold the old constants of its layers."""
+    """Rebuild the model's compiled functions, which hold the old constants of its layers."""
     for name in ("train", "test", "predict"):
         if getattr(model, f"{name}_function", None) is not None:
             getattr(model, f"make_{name}_function")(force=True)

@@ -1,4 +1,4 @@
-"""Dealing data out to ranks."""
+"""Distribution of data to ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farandole.job.context import ProcessSet
 from farandole.keras.checks import uneven_shuffle
 from farandole.strategies.shares import Shares
 
-_SAMPLE = 256  # rows compared to tell data sets apart
+_SAMPLE = 256  # rows compared to distinguish data sets
 
 
 @documented(
@@ -42,7 +42,7 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
     Arrays, and lists and dicts of arrays: rows rank, rank + size, ..., so that one step of all
     ranks sees the rows of one process's batch with their batches joined. tf.data datasets and
     PyDatasets: elements (batches) in the same way; anything that shuffles them needs the same seed
-    on all ranks, otherwise some rows come twice and others never. Torch DataLoaders: samples,
+    on all ranks, otherwise some rows are read twice and others never. Torch DataLoaders: samples,
     shuffled in the same order on all ranks. Generators: every size-th element. One argument returns
     its part, several return a tuple.
     """
@@ -152,7 +152,7 @@ def remaining_of_loader(loader: Any, epoch: int, done: int, place: Shares, full:
     of the following epochs.
 
     ``place``: the rank's shares of each step. ``full``: whether the job has a fixed global batch,
-    whose batches are full. Raises ValueError for a loader whose order is not known.
+    whose batches are full. Raises ValueError for a loader whose order is unknown.
     """
     sampler: Any
     if full:
@@ -201,7 +201,7 @@ def _with_sampler(loader: Any, sampler: Any, batch_size: int) -> Any:
     )
 
 
-# Attributes that a loader keeps when its samples are dealt out.
+# Attributes that a loader keeps when its samples are distributed.
 _OF_LOADER = (
     "collate_fn",
     "drop_last",
@@ -278,7 +278,7 @@ def sharded_validation(arguments: dict[str, Any], process_set: ProcessSet) -> No
         part = shard(validation, process_set=process_set, even=False)
         # Keras does not accept an empty PyDataset
         none = isinstance(part, keras.utils.PyDataset) and part.num_batches == 0
-        # this rank's metrics come from the other ranks
+        # this rank receives its metrics from the other ranks
         arguments["validation_data"] = None if none else part
 
 

@@ -93,7 +93,7 @@ class KerasState(SavedVariables):
 
     def replicas(self) -> Mapping[str, Any]:
         """Return the trained weights, and the variables of the optimizers; nothing if ranks
-        exchange weights from time to time.
+        exchange weights periodically.
 
         Left out are values that differ between ranks: statistics (BatchNormalization), variables
         that stay local to each rank, and then also the optimizers' variables.

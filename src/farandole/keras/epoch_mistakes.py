@@ -1,4 +1,4 @@
-"""Detects numbers of epochs that do not do what the program intends."""
+"""Detection of numbers of epochs that contradict the program's intention."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CURE = "model.fit(*hvd.shard(x, y), ...)"
 
 
 def idle_early_stopping(callbacks: Sequence[Any], epochs: int) -> Finding | None:
-    """Return the finding for an ``EarlyStopping`` that cannot stop ``epochs`` epochs, or None. It
-    stops after ``patience`` epochs without improvement, which follow one that counts as the best.
+    """Return the finding for an ``EarlyStopping`` that cannot stop a training of ``epochs`` epochs,
+    or None. It stops after ``patience`` epochs without improvement on an earlier epoch.
     """
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
@@ -52,8 +52,8 @@ def epochs_divided(size: int, epochs: int) -> Finding | None:
 
 
 def _division(file: str, call: int) -> int | None:
-    """Return the first line that divides epochs by ``size()``, on the module's level of a program
-    or in the function that calls ``fit`` in line ``call``.
+    """Return the first line that divides epochs by ``size()``, at the module level of a program or
+    in the function that calls ``fit`` in line ``call``.
     """
     try:
         tree = ast.parse(Path(file).read_bytes())

@@ -158,7 +158,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
 
 
 class AfterUserCallbacks(SynchronizingCallback):
-    """Start and stop all ranks together and with the same weights, after the user's callbacks."""
+    """Start and stop all ranks together with the same weights, after the user's callbacks."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)

@@ -57,10 +57,9 @@ class KerasExchange:
         """Run the strategy's part before step number ``step`` (1, 2 ...; may be a traced number).
 
         ``final``: see ``after_step``; a step may be computed several times before it counts. The
-        returned values must be computed before the step begins. ``variables`` may be more than in
-        earlier steps.
+        returned values must be computed before the step begins. ``variables`` may include new ones.
         """
-        context.skip_exchange_check()  # the first exchange may be far away
+        context.skip_exchange_check()  # the first exchange may be many steps later
         if not self._kept.exchange.kinds:
             return ()
         first = step == 1
@@ -94,7 +93,7 @@ class KerasExchange:
             run_if(
                 final, functools.partial(self._note, tuple(trained)), [self._tensor_of(0.0)], step
             )
-            # in a graph, nothing orders this exchange after the note
+            # in a graph, no dependency orders this exchange after the recording
             run = functools.partial(self._run_noted, tuple(trained))
         values = [self._tensor_of(variable) for variable in variables]
         exchanged = run_if(due if final is True else due & final, run, values, step)
@@ -151,9 +150,9 @@ class KerasExchange:
         self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
     def merge(self, variables: Sequence[Any], step: int) -> None:
-        """Send the mean progress of the ranks that have trained to rank 0 of an elastic job's new
-        membership. ``variables``: the optimizer's, then statistics. ``step``: the last one of this
-        rank. Collective.
+        """Send the mean progress of the trained ranks to rank 0 of an elastic job's new membership.
+        ``variables``: the optimizer's, then statistics. ``step``: the last one of this rank.
+        Collective.
         """
         self._outside(variables, lambda arrays: self._kept.merge(arrays, step))
 
@@ -190,7 +189,7 @@ class KerasExchange:
         self._run(arrays, step)
 
     def _trained(self, count: int, step: int) -> list[bool]:
-        """Return which variables the steps since the last exchange may have changed."""
+        """Return the variables that steps since the last exchange may have changed."""
         steps = range(self._since + 1, step + 1)
         # no steps: training was rolled back
         whole = not steps or any(number not in self._partial for number in steps)

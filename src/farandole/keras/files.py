@@ -1,4 +1,4 @@
-"""Files that callbacks of several ranks would all write: only the first of these ranks writes."""
+"""Files that callbacks of several ranks would write: only the first of these ranks writes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def path_of(callback: Any) -> str | None:
 def written_once(
     users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int
 ) -> Iterator[list[Any]]:
-    """Yield those callbacks of ``users`` that write nothing within the context, because a lower
+    """Yield the callbacks among ``users`` that write no files within the context, because a lower
     rank writes to the same path.
 
-    The callbacks still do everything else, so that all ranks decide in the same way.
-    ModelCheckpoints among them need an ``Unsaved`` model.
+    All else stays unchanged, so that all ranks decide in the same way. ModelCheckpoints need an
+    ``Unsaved`` model.
 
     ``paths``: the paths that the callbacks of each rank write to.
     """
@@ -49,7 +49,7 @@ def written_once(
 
 
 def _instead(callback: Any, undo: ExitStack) -> dict[str, Any]:
-    """Return the attributes with which a callback leaves no files behind."""
+    """Return the attributes with which a callback writes no files."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return {"_save_model": lambda: None, "delete_checkpoint": False}
     if isinstance(callback, keras.callbacks.CSVLogger):

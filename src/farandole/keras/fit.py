@@ -242,8 +242,8 @@ def around(
 
 
 class _Plan(NamedTuple):
-    """Facts that must be equal on all ranks when ``fit`` begins, and facts that ranks exchange for
-    later use.
+    """The facts that ranks exchange when ``fit`` begins: some must be equal on all ranks, others
+    are for later use.
     """
 
     epochs: int
@@ -342,7 +342,7 @@ def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) ->
     check_weighed(self)
     if keras.backend.backend() != "tensorflow" or not self.jit_compile or not reducers_of(self):
         return original(self, *args, **kwargs)
-    if not together(self) and not context.is_elastic():  # other ranks may come
+    if not together(self) and not context.is_elastic():  # other ranks may join
         return original(self, *args, **kwargs)
     if context.rank() == 0:
         warn_once(xla_skipped())

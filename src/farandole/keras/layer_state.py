@@ -1,4 +1,4 @@
-"""The state of Keras layers that is not a variable: vocabularies, bin edges, assets, constants. For
+"""The state of Keras layers outside of variables: vocabularies, bin edges, assets, constants. For
 Keras 2 and Keras 3.
 
 Ranks share it before they share the weights: rank 0's is used on all ranks, and layers that had
@@ -137,7 +137,9 @@ def _take(states: Sequence[LayerState], root_rank: int, process_set: ProcessSet)
         assert state.kind.write is not None
         try:
             state.kind.write(state.layer, value)
-        except Exception as failure:  # reported on all ranks, which would wait for this one
+        except (
+            Exception
+        ) as failure:  # reported on all ranks, which would otherwise wait for this one
             error = f"layer {state.where!r} on rank {context.rank()}: {failure}"
     errors = [each for each in allgather_object(error, process_set=process_set) if each]
     if errors:
@@ -148,8 +150,8 @@ def _take(states: Sequence[LayerState], root_rank: int, process_set: ProcessSet)
     return any(repr(value) != repr(one.value) for one, value in zip(states, values, strict=True))
 
 
-# Layers that this process has adapted, in the program's order. Many are in no model: they prepare
-# the data.
+# Layers that this process has adapted, in the program's order. Many prepare the data and belong to
+# no model.
 
 
 def states_outside(layers: Iterable[Any]) -> list[HeldState]:
@@ -205,7 +207,7 @@ def _read_edges(layer: Any) -> Any:
     summary = getattr(layer, "summary", None)
     return (
         [float(edge) for edge in _edges_of(layer)],
-        # Keras 2 keeps what it has seen as a variable, whose shape depends on the data
+        # Keras 2 keeps the counts in a variable, whose shape depends on the data
         None if not hasattr(summary, "assign") else np.asarray(summary).tolist(),
     )
 
@@ -225,7 +227,7 @@ def _write_edges(layer: Any, value: Any) -> None:
 
 
 def _read_assets(layer: Any) -> Any:
-    """Return the files and the values, other than variables, that a user's layer saves."""
+    """Return the files and the values, other than variables, that a custom layer saves."""
     if not _overridden(layer, "save_assets") and not _overridden(layer, "save_own_variables"):
         return None
     files, values = {}, {}
@@ -273,13 +275,13 @@ def _read_constants(layer: Any) -> Any:
         return None
     try:
         config = layer.get_config()
-    except Exception:  # a user's layer need not have one
+    except Exception:  # a custom layer need not have one
         return None
     return dict(_numbers(config)) or None
 
 
 def _numbers(value: Any, name: str = "") -> Iterable[tuple[str, Any]]:
-    # ranks may draw other random numbers, and be other layers of their process
+    # random numbers and layer numbers may differ between ranks
     if re.search(r"(seed|name|initializer|trainable|layers)$", name):
         return
     if isinstance(value, Mapping):

@@ -67,8 +67,8 @@ class Watch:
         """Put the values over all ranks into ``logs``, including values that this rank does not
         have.
 
-        So callbacks decide in the same way even if only one rank validates. ``everybody``: the
-        tallies of each rank. Collective.
+        Callbacks therefore decide in the same way even if only one rank validates. ``everybody``:
+        the tallies of each rank. Collective.
         """
         rules = [
             _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum")
@@ -82,8 +82,8 @@ class Watch:
             exact = {} if states is None else _results(model, states, now)
             pooled = pooled_logs(tallies, exact)
             found.update({f"{prefix}{name}": value for name, value in pooled.items()})
-        # One rank's values count for all: GPUs, and different processors, may compute another last
-        # digit from the same states.
+        # All ranks use one rank's values: GPUs, and different processors, may compute a different
+        # last digit from the same states.
         logs.update(broadcast_object(found, root_of(process_set), process_set=process_set))
         self.forget()
 
@@ -100,7 +100,7 @@ def by_samples(model: Any, states: list[Array]) -> list[Array]:
     """Return ``states`` with each output's loss weighted by this rank's samples.
 
     On TensorFlow, Keras counts samples if all batches are of one size, and batches otherwise; a
-    rank with one smaller batch would hardly count.
+    rank with one smaller batch would contribute almost nothing.
     """
     places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
     samples = _places(getattr(model, "_loss_tracker", None), ("count",), places)

@@ -39,7 +39,7 @@ _NO_EMA = (
     num_groups="has no effect: all gradients of a step are sent together.",
     groups="has no effect: all gradients of a step are sent together.",
     strategy=(
-        "what ranks exchange: gradients ('allreduce'), or weights from time to time"
+        "what ranks exchange: gradients ('allreduce'), or weights periodically"
         " ('local_sgd:8', or an object such as LocalSGD(8)). Default: the value of --strategy."
     ),
     shard="model.fit divides its data among the ranks; see farandole.keras.shard.",
@@ -48,7 +48,7 @@ _NO_EMA = (
         " as Keras's gradient_accumulation_steps."
     ),
     sparse_as_dense=(
-        "exchange the gradients of embeddings as dense tensors (TensorFlow; dense anyway"
+        "exchange the gradients of embeddings as dense tensors (TensorFlow; always dense"
         " elsewhere)."
     ),
     scale_local_gradients="divide the gradients of local variables by the number of ranks.",

@@ -27,8 +27,8 @@ class Tally(NamedTuple):
     """One rank's metrics.
 
     ``logs``: their values, of any shape, over its own samples. ``states``: the sums and counts (or
-    a histogram for an AUC, ...) from which they are computed, so that adding up the states of ranks
-    gives the metric over all samples, however uneven the ranks' shares are. ``computed``: the names
+    a histogram for an AUC, ...) from which they are computed, so that the sums of all ranks' states
+    give the metric over all samples, even if the ranks' shares are uneven. ``computed``: the names
     in ``logs`` whose value comes from ``states``.
     """
 
@@ -90,7 +90,7 @@ def root_of(process_set: ProcessSet) -> int:
 
 def wait_for_all(process_set: ProcessSet = WORLD) -> None:
     """Wait until all ranks have called this. Ranks may have different numbers of batches, so the
-    waiting rank takes part in the others' reductions meanwhile, with nothing to add.
+    waiting rank joins the others' reductions until then, without contributing.
     """
     engine = context.engine(process_set)
     if engine.size > 1:

@@ -49,7 +49,7 @@ class TrainingRecorder(keras.callbacks.Callback):  # type: ignore[misc]
         self._counter: training_progress.Counter | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # an optimizer that is distributed over one process does not count its steps
+        # an optimizer distributed over one process does not count its steps
         if not together(self._model) or not reducers_of(self._model):
             _counters[:] = _counters or [training_progress.counter()]
             self._counter = _counters[0]
@@ -79,7 +79,7 @@ def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     validation = arguments.get("validation_data")
     optimizer = model.optimizer
     rate = None
-    with contextlib.suppress(Exception):  # an optimizer of the program may have none
+    with contextlib.suppress(Exception):  # a custom optimizer may have none
         rate = float(numpy_of(optimizer.learning_rate))
     return {
         "framework": "keras",

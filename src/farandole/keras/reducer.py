@@ -188,7 +188,7 @@ class KerasReducer:
         ``replaced``: on some rank, the program has assigned other weights since the last step. Call
         it outside of compiled programs.
         """
-        # also before the first step: a rank may have had no batch, or may have loaded a file
+        # also before the first step: a rank may have no batch, or may have loaded a file
         variables = self._all(optimizer)
         if self.exchange is not None and self.shared() and variables:
             if replaced:

@@ -61,8 +61,8 @@ def load_model(
 
 
 class _Maker:
-    """A function that makes an optimizer, in the place of its class. Keras 3 would take a plain
-    function for the object itself.
+    """A function that creates an optimizer, in place of its class. Keras 3 would treat a plain
+    function as the object itself.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -73,8 +73,8 @@ class _Maker:
 
 
 def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
-    """Return the function among ``objects`` that makes the file's optimizer, by its name; empty if
-    there is none.
+    """Return the function among ``objects`` that creates the file's optimizer, by its name; empty
+    if there is none.
     """
     functions = {
         name: each for name, each in objects.items() if isinstance(each, types.FunctionType)

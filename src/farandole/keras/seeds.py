@@ -15,11 +15,11 @@ def seed_everything(seed: int) -> keras.random.SeedGenerator:
     """Seed the global generators of Python, numpy, Keras and its backend with the same seed on all
     ranks, so that models begin with the same weights.
 
-    Returns a ``keras.random.SeedGenerator`` of this rank's own, for values that must differ between
+    Returns a ``keras.random.SeedGenerator``, seeded per rank, for values that must differ between
     ranks, such as augmentation and noise.
 
-    Layers made without a seed (Dropout) take one from the global generators, so their masks are the
-    same on all ranks. For different masks, give them a seed that depends on ``hvd.rank()``.
+    Layers created without a seed (Dropout) take one from the global generators, so their masks are
+    the same on all ranks. For different masks, give them a seed that depends on ``hvd.rank()``.
     """
     own = helpers.seeded(seed)
     keras.utils.set_random_seed(seed)

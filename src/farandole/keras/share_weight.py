@@ -38,7 +38,7 @@ class ShareWeight:
         self._value = None
 
     def value(self) -> float:
-        """Return the weight. Raises SettingsError outside of ``fit``."""
+        """Return the weight. Raises SettingsError outside ``fit``."""
         if self._value is None:
             raise SettingsError(
                 "with --fixed-global-batch only model.fit divides the batch of a Keras model among"

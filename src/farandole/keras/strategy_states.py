@@ -38,8 +38,8 @@ class StrategyStates:
             exchange.load_state_dict(state)
 
     def merge(self) -> None:
-        """Before rank 0's variables are sent in an elastic job, give rank 0 the mean of the
-        variables of all ranks that have trained. Collective.
+        """Send rank 0 the mean of the variables of all trained ranks, before its variables are sent
+        in an elastic job. Collective.
         """
         exchanges = self._exchanges()
         if context.is_elastic() and context.size() > 1 and exchanges:

@@ -1,5 +1,5 @@
-"""Keras on PyTorch: gradients are numpy arrays already and are reduced in place, as in DDP.
-Gradients on a GPU are copied to the host and back.
+"""Keras on PyTorch: gradients are reduced in place, in their host memory, as in DDP. Gradients on a
+GPU are copied to the host and back.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def rocm_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return the version of NCCL that the backend brings, as a number; 0 without NCCL."""
+    """Return the version of the backend's NCCL as a number; 0 without NCCL."""
     return int(_ask("nccl_built"))
 
 

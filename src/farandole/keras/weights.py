@@ -113,8 +113,8 @@ def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> Non
     """Build, on all ranks, the optimizers that ``model`` holds in addition to its own, if one rank
     has built them.
 
-    They are built in their first step otherwise; a rank that resumes from a checkpoint has built
-    them before.
+    Otherwise they are built in their first step; a rank that resumes from a checkpoint has already
+    built them.
     """
     if not held:
         return
@@ -134,7 +134,7 @@ def broadcast_states(
     """Overwrite ``variables`` with ``root_rank``'s values, except for state that belongs to this
     rank alone.
 
-    Such state is kept where an optimizer has counted as many batches as the root's: accumulated
+    Such state is kept if an optimizer has counted as many batches as the root's: accumulated
     gradients and, if ranks exchange weights, the momentum of local steps.
     """
     states = [(innermost(each), gradients_of(each)) for each in optimizers_of(model)]
@@ -217,7 +217,7 @@ def broadcast_global_variables(
 def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
     """Return the weights and optimizer variables that are equal on all ranks.
 
-    The state of random generators is each rank's own, so that ranks do not drop the same units.
+    The state of random generators differs between ranks, so that they do not drop the same units.
     """
     local = local_of(model, local_variables)
     weights = [

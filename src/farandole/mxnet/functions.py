@@ -203,8 +203,8 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
-    ``splits``).
+    """Distribute the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly
+    without ``splits``).
 
     Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
     number of rows from each rank (int32, or int64 if one exceeds it; on the host). The type, and

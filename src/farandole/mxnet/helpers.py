@@ -19,7 +19,7 @@ def seed_everything(seed: int) -> np.random.Generator:
     """Seed the global generators of Python, numpy and MXNet (on all devices) with the same seed on
     all ranks, so that networks begin with the same weights.
 
-    Returns a ``numpy.random.Generator`` of this rank's own, for values that must differ between
+    Returns a ``numpy.random.Generator``, seeded per rank, for values that must differ between
     ranks, such as augmentation and noise.
 
     MXNet has only global generators. Dropout draws from them, so its masks are the same on all
@@ -40,10 +40,10 @@ def seed_everything(seed: int) -> np.random.Generator:
     example="hvd.save(net, 'last.params')\nnet.load_parameters('last.params')",
 )
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
-    """Save ``obj`` on rank 0, completely or not at all.
+    """Save ``obj`` on rank 0, atomically.
 
-    The old file is replaced once the new one is on disk, so a job that ends meanwhile leaves the
-    old file. All ranks call this, and return when the file is complete.
+    The new file replaces the old one once it is on disk. All ranks call this function, and return
+    when the file is complete.
     """
 
     def write(place: str) -> None:

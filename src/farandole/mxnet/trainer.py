@@ -57,12 +57,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     the number of units in which gradients are exchanged; one by default. ``codec``: sends fewer
     bytes, as "int8" or "topk:0.01"; see docs/strategies.md. ``process_set``: the ranks whose
     gradients are averaged; a rank outside it steps alone. ``strategy``: whether ranks exchange
-    gradients ("allreduce"), or weights from time to time ("local_sgd:8", an object like
-    LocalSGD(8)); by default ``--strategy``. MXNet's names of key-value stores are accepted:
-    "dist_sync" is "ps", "dist_async" is "ps_async".
+    gradients ("allreduce"), or weights periodically ("local_sgd:8", an object like LocalSGD(8)); by
+    default ``--strategy``. MXNet's names of key-value stores are accepted: "dist_sync" is "ps",
+    "dist_async" is "ps_async".
 
-    A parameter that some rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it
-    is updated on all ranks if any of them used it.
+    On a rank that did not use a parameter, its gradient counts as zeros; with
+    ``ignore_stale_grad=True`` the parameter is updated on all ranks if any of them used it.
     """
 
     def __init__(

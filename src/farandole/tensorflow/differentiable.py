@@ -1,4 +1,4 @@
-"""Collectives that gradients flow through.
+"""Differentiable collectives.
 
 Gradients belong to the sum of all ranks' losses. Where Horovod's differ, Horovod's values are used:
 gradients of allgather and broadcast are averaged over the ranks, and gradients of reducescatter are
@@ -250,8 +250,8 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:
-    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
-    ``splits``).
+    """Distribute the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly
+    without ``splits``).
 
     Returns the received rows in rank order; with ``splits``, returns a pair of the rows and the
     number of rows from each rank (int32; eagerly int64 if one exceeds it). The type, and all

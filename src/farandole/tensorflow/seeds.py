@@ -17,7 +17,7 @@ def seed_everything(seed: int) -> tf.random.Generator:
     """Seed the global generators of Python, numpy, TensorFlow and Keras with the same seed on all
     ranks, so that models begin with the same weights.
 
-    Returns a ``tf.random.Generator`` of this rank's own, for values that must differ between ranks,
+    Returns a ``tf.random.Generator``, seeded per rank, for values that must differ between ranks,
     such as augmentation and noise.
 
     Call it outside of ``tf.function``. Dropout draws from the global generators, so its masks are

@@ -1,4 +1,4 @@
-"""Weights changed on the host from time to time, within a program or outside."""
+"""Weights that are changed periodically on the host, inside or outside a traced program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adasum for optimizers: every rank steps alone, and the ranks' steps are combined.
+"""Adasum for optimizers: every rank computes its own step, and the steps are combined.
 
 Adasum therefore works with any optimizer: the combined steps include momentum and adaptive rates.
 """
@@ -115,5 +115,5 @@ class AdasumState:
                 parameter.detach().copy_(start)
 
     def averaged(self, closure: Any) -> Any:
-        """Return the closure unchanged: every rank follows its own loss."""
+        """Return the closure unchanged: every rank minimizes its own loss."""
         return closure

@@ -1,5 +1,5 @@
-"""Torch tensors as flat arrays and back, without a copy for contiguous tensors on the CPU and on
-the process's GPU.
+"""Conversion of torch tensors to flat arrays and back: zero-copy for contiguous tensors on the CPU
+and on the process's GPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TorchBinding:
         return StagedBuffer(array, array, dtype)
 
     def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
-        """Return the tensor's memory if it is on a device and may stay there; else None."""
+        """Return the tensor's memory if it is on a device and can stay there, else None."""
         return None
 
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
@@ -130,7 +130,7 @@ class DeviceBinding(TorchBinding):
         if tensor.layout is not torch.strided or not self._accelerator.owns(tensor):
             return None
         flat = tensor.detach().resolve_neg().contiguous().view(-1)
-        if flat.stride(0) != 1:  # with one element, or none
+        if flat.stride(0) != 1:  # with at most one element
             flat = flat.as_strided(flat.shape, (1,))
         self._accelerator.touch()
         return TorchBuffer(flat, flat, dtype)
@@ -180,8 +180,8 @@ def is_dense(tensor: Any) -> bool:
 
 
 def _flat(tensor: Any, dtype: DType) -> Array:
-    """Return the memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit
-    is set.
+    """Return the memory of a contiguous tensor on the host. Raises RuntimeError for a tensor whose
+    negative bit is set.
     """
     if dtype is DType.BFLOAT16:  # numpy lacks this dtype, so view its bits
         words: Array = tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)
@@ -211,7 +211,7 @@ def _staged(tensor: Any) -> Any:
 
 
 def supported() -> str:
-    """Return the cure for an unsupported dtype."""
+    """Return the advice for an unsupported dtype."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
     return (
         f"Convert it with tensor.to(dtype) to one of {known}, or view complex numbers with"

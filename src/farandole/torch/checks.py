@@ -243,11 +243,13 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-_EARLY = 2  # steps; a program that only tries out a step takes fewer
-_AGAIN = 5  # steps until rank 0 looks again for the digests of other ranks
+_EARLY = 2  # steps; a program that only tries a step takes fewer
+_AGAIN = 5  # steps until rank 0 checks again for the digests of other ranks
 _WATCHED = 32  # optimizers at most; some programs create many short-lived ones
 
-distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
+distributed: weakref.WeakSet[Any] = (
+    weakref.WeakSet()
+)  # optimizers that exchange gradients or weights
 
 
 class UnwrappedWatch:

@@ -1,5 +1,5 @@
-"""A codec's state (residuals, for example) within its optimizer's state. It belongs to one rank,
-and other ranks ignore it.
+"""A codec's state, such as residuals, within its optimizer's state. It belongs to one rank; other
+ranks ignore it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.job.context import ProcessSet
 
 
 def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
-    """Return ``{"codec": ...}``, or an empty dict if the codec keeps nothing. Call it between two
+    """Return ``{"codec": ...}``, or an empty dict if the codec has no state. Call it between two
     steps.
     """
     if codec is None or not _takes_part(process_set):
@@ -30,7 +30,7 @@ def load(
     """Load the state that ``state_of`` returned on this rank, with the same number of ranks and the
     same codec.
 
-    Any other state empties the codec, because its residuals belong to other weights. ``own``: the
+    Any other state resets the codec, because its residuals belong to other weights. ``own``: the
     optimizer created the codec; one that the program created is left unchanged then, because the
     program may have loaded it.
     """

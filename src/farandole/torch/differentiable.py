@@ -1,7 +1,7 @@
 """Differentiable collectives.
 
-Gradients belong to the sum of all ranks' losses. The exceptions follow Horovod, so that its
-programs get equal numbers: gradients of allgather and broadcast are averaged over the ranks, and
+Gradients are those with respect to the sum of all ranks' losses. The exceptions follow Horovod, for
+equal results in its programs: gradients of allgather and broadcast are averaged over the ranks, and
 gradients of reducescatter are not divided (docs/torch.md).
 """
 
@@ -150,8 +150,8 @@ def alltoall(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Deal out the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without
-    ``splits``).
+    """Distribute the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly
+    without ``splits``).
     """
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.alltoall(tensor, splits, name, process_set)
@@ -303,7 +303,7 @@ class _Product(Function):  # type: ignore[misc]  # torch has no types for it
         tensors = ctx.saved_tensors
         zeros = [(tensor == 0).to(tensor.dtype) for tensor in tensors]
         counts = reduce(zeros, ReduceOp.SUM, 1.0, 1.0, ".zeros")
-        # zeros count as ones
+        # zeros are replaced by ones
         factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]
         products = reduce(factors, ReduceOp.PRODUCT, pre, post, ".product")
         totals = reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")

@@ -1,6 +1,6 @@
 """Excludes a package from ``torch.compile``, as ``torch.compiler.disable`` does for functions.
 
-Dynamo would trace into the engine otherwise. Its list of exclusions exists only once it is
+Otherwise Dynamo would trace into the engine. Its list of exclusions exists only once it is
 imported, which takes a second, so the list is extended at that moment.
 """
 
@@ -34,7 +34,7 @@ def _extend(rules: ModuleType, package: str) -> None:
 
 
 class _WhenImported(MetaPathFinder):
-    """A finder that finds nothing itself: it adds the package to the rules once they are
+    """An import hook that finds no module itself: it adds the package to the rules once they are
     imported.
     """
 

@@ -34,7 +34,7 @@ def auto(
     epochs, and continues when ranks are lost or added.
 
     Each sample is seen once per epoch, on any number of ranks; the last batches of an epoch may
-    repeat samples so that all ranks have the same number. With ``--fixed-global-batch`` the step is
+    repeat samples to give all ranks the same number. With ``--fixed-global-batch`` the step is
     called for each share of a batch, and ``state.batch`` counts batches of all shares; random
     numbers, in the step and in the loader's workers, are the same for any number of ranks. Model,
     optimizer, position in the data and ``values`` are committed after every ``commit_every`` steps.

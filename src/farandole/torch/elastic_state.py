@@ -64,7 +64,7 @@ class StateHandler:
         self.value.load_state_dict(copy.deepcopy(self.value.state_dict()))
 
     def set_value(self, value: Any) -> None:
-        """Handle another object from now on."""
+        """Replace the handled object."""
         self.value = value
         self.save()
 

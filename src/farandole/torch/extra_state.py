@@ -53,7 +53,7 @@ def compare(extra: Sequence[tuple[str, Any]], root_rank: int, process_set: Proce
 
 
 def _digest(value: Any) -> int:
-    """Return a digest, or 0 for an object that cannot be pickled, and so not be compared."""
+    """Return a digest, or 0 for an object that cannot be pickled and therefore not compared."""
     try:
         return digest_of_bytes(dumps(value))
     except Exception:
@@ -65,7 +65,7 @@ def equal(one: Any, other: Any) -> bool:
     NaN equals itself.
     """
     kinds = [(type(each).__module__, type(each).__name__) for each in (one, other)]
-    if kinds[0] != kinds[1]:  # a class of the main program is another object once it was sent
+    if kinds[0] != kinds[1]:  # a class of the main program becomes another object when it is sent
         return False
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and equal(_array(one), _array(other))

@@ -84,7 +84,7 @@ class TorchGradient:
         self._room: Any = None  # the place, in the shape of the view
         self._address = 0  # of the place
         self._seen = 0  # address of the parameter when it was last checked
-        self._like_view = True  # whether the parameter still has the layout of the view
+        self._like_view = True  # whether the parameter's layout is still the view's
         self._last: Any = None
         self._sent: Any = None
         self._graph: Any = None  # this rank's gradient if it can be differentiated again
@@ -149,7 +149,7 @@ class TorchGradient:
                 array = None
             if array is None:
                 view.copy_(dense)
-            else:  # 4/5 of the time of torch's copy if the gradient is large
+            else:  # takes 4/5 of the time of torch's copy for a large gradient
                 np.copyto(self._room, array)
             if gradient.requires_grad:
                 self._graph = gradient
@@ -286,8 +286,8 @@ class TorchGradient:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        """Return the gradient as a dense tensor, and note its form. The result has the same
-        form, because optimizers for sparse gradients reject dense ones, and the reverse.
+        """Return the gradient as a dense tensor, and record its form. The result has the same form,
+        because optimizers for sparse gradients reject dense ones, and vice versa.
         """
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
@@ -306,8 +306,8 @@ class _WithGraph(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _travels_as(parameter: Any) -> DType | None:
-    """Return the dtype in which a parameter's gradient travels. Complex numbers travel as pairs of
-    floats.
+    """Return the dtype in which a parameter's gradient is sent. Complex numbers are sent as pairs
+    of floats.
     """
     return DTYPES.get(_PAIRS.get(parameter.dtype, parameter.dtype))
 

@@ -29,7 +29,7 @@ T_co = TypeVar("T_co", covariant=True)
 def seed_everything(seed: int) -> torch.Generator:
     """Seed the global generators of Python, numpy and torch (including all GPUs) with the same seed
     on all ranks, so that models begin with the same weights. Return a ``torch.Generator`` on the
-    CPU of this rank's own, for values that must differ between ranks: augmentation, noise.
+    CPU, seeded per rank, for values that must differ between ranks, such as augmentation and noise.
 
     Dropout draws from the global generator, so its masks are the same on all ranks. For different
     masks, call ``torch.manual_seed(generator.initial_seed())`` after creating the model.
@@ -46,9 +46,8 @@ def seed_everything(seed: int) -> torch.Generator:
     example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
 )
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Save on rank 0 with ``torch.save``, completely or not at all. The new file replaces the old
-    one when it is on disk, so a job that ends meanwhile leaves the old file. All ranks call this
-    function, and return when the file is complete.
+    """Save on rank 0 with ``torch.save``, atomically: the new file replaces the old one once it is
+    on disk. All ranks call this function, and return when the file is complete.
     """
     helpers.saved_by_rank_0(lambda place: torch.save(obj, place, **options), path)
 
@@ -56,7 +55,7 @@ def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
 @documented(
     "init",
     "TypeError: loader is not a DataLoader, or its dataset is an IterableDataset.",
-    "ValueError: loader has a batch_sampler or a sampler of its own.",
+    "ValueError: loader has a batch_sampler or a custom sampler.",
     loader="a torch DataLoader, with shuffle=True or False.",
     seed="seeds the order, together with the epoch. The same on all ranks.",
     even=(
@@ -70,7 +69,7 @@ def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
 )
 def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") -> DataLoader[T_co]:
     """Return ``loader`` with this rank's part of the dataset. Batch size (per rank), workers,
-    ``collate_fn``, ``drop_last``, shuffling and all other options stay. Each iteration is another
+    ``collate_fn``, ``drop_last``, shuffling and all other options stay. Each iteration is a new
     epoch.
     """
     check_loader(loader)
@@ -113,7 +112,7 @@ _KEPT = (
 
 
 class _Epochs(DistributedSampler):
-    """A sampler that begins another epoch at each iteration."""
+    """A sampler that begins a new epoch at each iteration."""
 
     _begun = False
 

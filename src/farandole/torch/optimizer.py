@@ -63,7 +63,7 @@ _SHOWN = (
         " own gradients."
     ),
     strategy=(
-        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights from time to time"
+        "what ranks exchange: gradients ('allreduce', 'adasum'), or weights periodically"
         " ('local_sgd:8', or an object such as LocalSGD(8)). Default: the value of --strategy."
     ),
     buffers=(
@@ -211,14 +211,14 @@ class _Distributed:
         super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def synchronize(self) -> None:
-        """Complete the reduction of all gradients. Only needed to change gradients that some rank
+        """Complete the reduction of all gradients. Needed only to change gradients that some rank
         did not compute.
         """
         self._farandole.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make ``step()`` use the gradients as they are, after ``synchronize()``."""
+        """Make ``step()`` use the gradients unchanged, after ``synchronize()``."""
         self._farandole.skip = True
         try:
             yield
@@ -325,8 +325,8 @@ class _WithWeights(_Distributed):
     _step_supports_amp_scaling = True
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
-        """Step, and exchange weights if it is time. A step that a GradScaler skips counts, so that
-        all ranks count equally.
+        """Step, and exchange weights if an exchange is due. A step that a GradScaler skips counts,
+        so that all ranks count equally.
         """
         attributes = self.__dict__
         # no scaler, or the base handles it
@@ -467,8 +467,8 @@ class OptimizerState:
             self._synchronized = True
 
     def start_over(self) -> None:
-        """Drop the state of the current step, because the program returns to an earlier state and
-        removes the gradients.
+        """Drop the state of the current step: the program returns to an earlier state and removes
+        the gradients.
         """
         if self.reducer is not None:
             self.catch_up()

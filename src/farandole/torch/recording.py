@@ -1,8 +1,8 @@
 """Counts of a PyTorch training for the run: steps, samples, epochs and the learning rate.
 
-Samples are the rows of the batches that data loaders return while gradients are enabled, so
-batches of a validation under ``torch.no_grad()`` do not count. A training that reads its batches in
-another way has no sample count.
+Samples are the rows of the batches that data loaders return while gradients are enabled, so batches
+of a validation under ``torch.no_grad()`` do not count. Batches that are read in another way are not
+counted.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from farandole.torch.weights import living
 # model.state_dict(), model.named_parameters(), ...; values that are not tensors are skipped
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
-EXTRA_STATE = "_extra_state"  # the end of the names of entries that are not tensors, perhaps
+EXTRA_STATE = "_extra_state"  # the end of the names of entries that need not be tensors
 
 
 @documented(
@@ -103,10 +103,10 @@ def broadcast_optimizer_state(
     """Broadcast ``root_rank``'s optimizer state and options (learning rate, momentum, ...) to all
     ranks.
 
-    Ranks may have a different state than the root, or none; all have the root's afterwards. Tensors
-    that fit are overwritten in place. The state of a distributed optimizer's strategy is included
-    if the ranks share it (else it begins again on all), and so is its number of steps. As in
-    Horovod, an optimizer without state gets zero gradients.
+    Other ranks may have a different state, or none. Tensors that fit are overwritten in place. The
+    state of a distributed optimizer's strategy is included if the ranks share it (else it begins
+    again on all), and so is its number of steps. As in Horovod, an optimizer without state gets
+    zero gradients.
     """
     check_optimizer("broadcast_optimizer_state", optimizer)
     fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)

@@ -26,7 +26,7 @@ def check_optimizer(function: str, optimizer: Any) -> None:
         )
 
 
-NO_NAME = "allreduce.noname."  # the beginning of names of unnamed parameters
+NO_NAME = "allreduce.noname."  # the prefix of names of unnamed parameters
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Distributed optimizers that step alone on each rank and exchange weights by a strategy."""
+"""Distributed optimizers that step locally and exchange weights by a strategy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WeightState:
         self._strategy = strategy
         self._kept = StatefulExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
-        # no reference to ``self``, so that this object is freed with its optimizer
+        # without a reference to ``self``, so that this object is freed with its optimizer
         self._exchange.inner = lambda: inner_optimizer.groups_of(reference())
         self._set = options.process_set
         # whether this optimizer created the codec, if there is one
@@ -103,7 +103,7 @@ class WeightState:
             self._over(self._kept.average)
 
     def averaged(self, closure: Any) -> Any:
-        """Return the closure unchanged: every rank follows its own loss."""
+        """Return the closure unchanged: every rank minimizes its own loss."""
         return closure
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class WeightState:
         }
 
     def before_sync(self) -> None:
-        """Prepare for the synchronization of an elastic state: keep what ranks share, which new
+        """Prepare for the synchronization of an elastic state: keep the shared state, which new
         weights would discard, and merge the weights of the ranks that have trained. Collective.
         """
         self._loaded = self.shared()
@@ -168,8 +168,8 @@ class WeightState:
             self._kept.load_state_dict({**state, "slots": slots})
 
     def overwritten(self, places: Container[int]) -> None:
-        """Handle new values that all ranks got at these addresses. If weights are among them, the
-        strategy's state begins again, because its deltas would include the change.
+        """Handle new values that all ranks received at these addresses. If weights are among them,
+        the strategy's state begins again, because its deltas would include the change.
         """
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
             self._restart()
@@ -243,8 +243,8 @@ class WeightState:
             one.put_back()
 
     def _check_apart(self, named: list[tuple[str, Any]]) -> None:
-        """Raise ValueError if parameters overlap: each exchange would change their common elements
-        twice.
+        """Raise ValueError if parameters overlap: each exchange would apply twice to their common
+        elements.
         """
         places = [parameter.data_ptr() for _, parameter in named]
         if places != self._apart:
@@ -266,8 +266,8 @@ def _memory(tensor: Any) -> Any:
 
 
 def _span(tensor: Any) -> tuple[Any, int, int]:
-    """Return the device, the address of the first element, and the address after the last one.
-    Elements may have gaps between them.
+    """Return the device, the address of the first element, and the address after the last one. The
+    elements need not be contiguous.
     """
     begin = tensor.data_ptr()
     if tensor.is_contiguous():

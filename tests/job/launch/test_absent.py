@@ -84,4 +84,4 @@ def test_a_rank_that_never_calls_init_is_named(tmp_path: Path) -> None:
         r" loading",
         lines[1],
     )
-    assert lines[2:] == ["Rank 0 waited in vain."]
+    assert lines[2:] == ["Rank 0 failed as a consequence."]

@@ -399,7 +399,7 @@ class TestExplain:
         assert (
             verdict.message
             == f"R{late.message[1:]}\nRank 1 on alpha: process 7 (x) waits\nRank 2 on beta: has"
-            " ended (exit code 0)\nRanks 0, 3 waited in vain."
+            " ended (exit code 0)\nRanks 0, 3 failed as a consequence."
         )
 
     def test_sys_exit_after_catching_a_lost_peer_is_not_the_cause(self) -> None:

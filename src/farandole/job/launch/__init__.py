@@ -1,1 +1,3 @@
-"""The driver's side of a job: plan, start, watch and explain. It never imports the engine."""
+"""The driver's side of a job: planning, starting, watching and explaining. It never imports the
+engine.
+"""

@@ -43,7 +43,7 @@ class Worker(Protocol):
     def ended(self) -> float:
         """The time (``time.monotonic``) at which the process's end was reported.
 
-        A process that ended first cannot be a victim of a later one.
+        A process that ended first cannot be the victim of a later failure.
         """
 
     def poll(self) -> int | None:
@@ -71,7 +71,7 @@ class Allocation(Protocol):
     remote: bool
 
     def describe(self) -> str:
-        """Return one line for the user about where the ranks will run."""
+        """Return one line for the user about the ranks' places."""
 
     def listen(self, secret: str) -> StoreServer:
         """Return the job's store, listening where the ranks' hosts can reach it. The driver
@@ -126,7 +126,7 @@ class Launcher(Protocol):
     name: ClassVar[str]
 
     def affinity(self, request: JobRequest) -> int:
-        """Return how well this launcher suits: -1 cannot, 0 only on request, 1 can, 2 on its
+        """Return how well this launcher fits: -1 not at all, 0 only on request, 1 usable, 2 on its
         own cluster.
         """
 

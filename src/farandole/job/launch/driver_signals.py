@@ -16,7 +16,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # As mpirun and srun do: a scheduler may warn the job before its time limit.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 # Seconds within which a repeated signal counts once: ``timeout`` signals the command and then its
-# process group, and only a user's second Ctrl-C must end the job at once.
+# process group, and only a user's second Ctrl-C must end the job immediately.
 TWICE = 0.25
 
 

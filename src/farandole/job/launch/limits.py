@@ -44,7 +44,7 @@ def standard(name: str) -> TextIO:
 def check_open_files(np: int, logs: bool) -> None:
     """Raise SettingsError if this process or a rank would run out of file descriptors.
 
-    The later failure would name another cause.
+    The later failure would suggest a different cause.
     """
     import resource
 

@@ -60,8 +60,8 @@ TAIL = 4000  # characters of stderr to keep
 # Seconds, plus or minus half, before a dropped login is retried.
 AGAIN = (0.5, 1.0, 2.0)
 JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
-# sshd drops random logins when many start at once (MaxStartups, 10:30:100 by default). The hosts of
-# a job behind one jump host can trigger this.
+# sshd drops random logins when many start simultaneously (MaxStartups, 10:30:100 by default). The
+# hosts of a job behind one jump host can trigger this.
 DROPPED = r"kex_exchange_identification: .*"
 EARLY = rf"{DROPPED}|Not allowed at this time"
 # The length prefix of the next program was changed in transit.
@@ -432,7 +432,7 @@ class SshSession:
         return self.failed or reason(self.host, code, output)
 
     def late(self) -> str:
-        """Return why the session is not finished yet, as far as that is known."""
+        """Return why the session is not finished yet, as far as known."""
         why = self.ended()
         if why is not None:
             return why or "its program has ended"

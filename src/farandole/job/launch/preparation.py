@@ -40,8 +40,8 @@ def prepared(job: Job) -> Iterator[bytes | None]:
 
 @contextlib.contextmanager
 def served(store: StoreServer, streams: OutputStreams, close: Callable[[], None]) -> Iterator[None]:
-    """Close, at the end, the output, then the places of the job's processes (``close``), which may
-    have to store the remaining output, then the store.
+    """Close at the end, in this order: the output, the places of the job's processes (``close``),
+    which may still store output, and the store.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)

@@ -1,4 +1,4 @@
-"""The ranks of one host as processes below a reaper, as seen by the process that starts them."""
+"""The ranks of one host as processes under a reaper, as seen by the process that starts them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start_ranks(
     envs: Sequence[Mapping[str, str]] | None = None,
     cwd: str = "",
 ) -> list[LocalWorker]:
-    """Start one process per slot below a new reaper, in the folder ``cwd`` (default: the current
+    """Start one process per slot under a new reaper, in the folder ``cwd`` (default: the current
     one).
 
     ``envs`` are variables per process, added to ``env``. Raises SettingsError with the number of
@@ -186,7 +186,7 @@ class Reaper:
         Raises OSError if they cannot be started; then no rank is left, and ``started`` is the
         number of ranks that had started.
         """
-        # Imported here to keep a worker's placement query fast.
+        # imported here to keep a worker's placement query fast
         import subprocess
 
         from farandole.job.launch import reaper  # imported here so that its bytecode is up to date
@@ -236,9 +236,7 @@ class Reaper:
             self._write(f"send {int(number)} {index}\n".encode())
 
     def signal(self, index: int, number: int) -> None:
-        """Ask a rank to end (SIGTERM), and its descendants after it; or kill all of them
-        (SIGKILL).
-        """
+        """Ask a rank and then its descendants to end (SIGTERM), or kill all of them (SIGKILL)."""
         if self._lost and self._process is None:  # the guard was killed as well
             from farandole.job.launch import reaper
 

@@ -25,7 +25,7 @@ def begin_within(callback: Any, epoch: int) -> None:
 
 
 def follow_path(callback: Any) -> None:
-    """Let a CSVLogger write to its present path, which changes when this rank becomes, or ceases to
+    """Let a CSVLogger write to its current path, which changes when this rank becomes, or ceases to
     be, the first rank with this path. It continues an existing file.
     """
     kind, file = _kind_of(callback), getattr(callback, "csv_file", None)

@@ -2,10 +2,10 @@
 
 Progress within an epoch is one number, ``done``: rows or elements of the whole data if ``fit``
 divides the data among the ranks (``shard=True``), and this rank's batches otherwise. Divided data
-has one order for any set of ranks: the items after ``done`` are distributed to the shares of a
-global batch in turn. Usually each present rank has one share. If the global batch is fixed, it
-has as many shares for any number of ranks, all of its batches are full, and the batch of a rank
-consists of all of its shares.
+has one order for any set of ranks: the items after ``done`` are distributed round-robin to the
+shares of a global batch. Usually each present rank has one share. A fixed global batch has the same
+number of shares for any number of ranks, all batches are full, and the batch of a rank consists of
+all of its shares.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _BATCH = 32  # rows, the default of ``fit`` for arrays
 
 
 class ChosenBatches:
-    """The batches of data with the given numbers, in this order. The base of such data for one
-    version of Keras.
+    """The batches of data with the given numbers, in this order. The base class of such data for
+    one version of Keras.
 
-    With ``join``, ``held`` successive ones are joined to one batch.
+    With ``join``, ``held`` successive batches are joined into one.
     """
 
     _whole: Any
@@ -41,7 +41,7 @@ class ChosenBatches:
     _join: Callable[[Sequence[Any]], Any] | None = None
 
     def joined(self, held: int, join: Callable[[Sequence[Any]], Any]) -> ChosenBatches:
-        """Join ``held`` successive batches to one from now on."""
+        """Join ``held`` successive batches into one from now on."""
         self._held, self._join = held, join
         return self
 
@@ -84,7 +84,7 @@ class Source(Protocol):
         """Return ``done`` at the beginning of the next epoch."""
 
     def forget(self, done: int) -> None:
-        """Release the data before ``done``, which no rank needs any longer."""
+        """Release the data before ``done``, which no rank needs anymore."""
 
     def sample(self) -> Any:
         """Return a batch, for its shapes."""
@@ -95,8 +95,8 @@ class Tools(NamedTuple):
 
     - ``flatten``, ``map``: Keras's functions for nested containers.
     - ``take``: ``take(leaf, indices)`` returns rows of an array, tensor or table.
-    - ``sequence``: The class of data that is read by the number of a batch.
-    - ``length``: The batches of such data; None if it has no end.
+    - ``sequence``: The class of data that is indexed by batch.
+    - ``length``: The number of batches of such data; None if it is infinite.
     - ``subset``: ``subset(data, indices)`` returns the batches with these numbers as such data.
     - ``shard``: ``shard(data, rank, size)`` divides a ``tf.data.Dataset``.
     - ``loader``: ``loader(data, epoch, done, place, full)`` divides the rest of a DataLoader;
@@ -169,12 +169,12 @@ class _Repeated:
         return 0
 
     def forget(self, done: int) -> None:
-        """Keep everything: the next epoch needs it."""
+        """Keep all data for the next epoch."""
 
 
 def _positions(done: int, count: int, length: int, place: Shares) -> Any:
     """Return ``count`` positions after ``done`` for each of this rank's shares, in the order of the
-    global batches. The first ones of all ``length`` are repeated if they do not divide evenly.
+    global batches. The first of all ``length`` positions are repeated if they do not divide evenly.
     """
     dealt = np.arange(count)[:, None] * place.total + np.arange(place.begin, place.end)
     return (done + dealt.reshape(-1)) % length
@@ -226,7 +226,7 @@ class Rows(_Repeated):
 
 
 class Batches(_Repeated):
-    """Data that is read by the number of a batch, with an end: divided by batches."""
+    """Finite data that is indexed by batch: divided by batches."""
 
     def __init__(self, given: _Given) -> None:
         self._given, self._whole = given, given.arguments["x"]
@@ -259,7 +259,7 @@ class Batches(_Repeated):
 class Dataset(_Repeated):
     """A ``tf.data.Dataset``: divided by elements.
 
-    With ``steps_per_epoch`` an epoch begins where the last one has ended.
+    With ``steps_per_epoch`` an epoch begins where the previous one ended.
     """
 
     def __init__(self, given: _Given) -> None:
@@ -286,8 +286,8 @@ class Dataset(_Repeated):
         return 0 if self._given.steps is None else done
 
     def _full_part(self, done: int, batch: int, place: Shares) -> Part:
-        """Return the rest of the data in global batches of equal size. They are cut before others
-        are skipped, because batches of the data may be smaller than the first.
+        """Return the rest of the data in global batches of equal size. They are formed before
+        skipping, because batches of the data may be smaller than the first.
         """
         steps, data = self._given.steps, self._data
         count, begin, end = steps, place.begin * self._rows, place.end * self._rows
@@ -324,7 +324,7 @@ class Dataset(_Repeated):
 
     @functools.cached_property
     def _rows(self) -> int:
-        """The rows of a share: as many as the first batch has."""
+        """The number of rows of a share, which equals the first batch's."""
         shapes = [spec.shape for spec in self._given.tools.flatten(self._data.element_spec)]
         known = [shape[0] for shape in shapes if shape.rank]
         if known and known[0]:
@@ -364,9 +364,9 @@ class Loader(_Repeated):
 
 
 class Stream:
-    """Data without an end, from a generator or by the number of a batch: divided by elements.
+    """Infinite data, from a generator or indexed by batch: divided by elements.
 
-    Frameworks read ahead, so elements of a generator are kept until they are done.
+    Frameworks prefetch, so elements of a generator are kept until their steps are done.
     """
 
     def __init__(self, given: _Given) -> None:
@@ -421,7 +421,7 @@ class Stream:
             number += place.total
 
     def _count(self, number: int, total: int) -> int:
-        """Return how many of ``total`` elements from ``number`` on there are."""
+        """Return the number of available elements from ``number`` on, at most ``total``."""
         if not isinstance(self._data, Iterator):
             return total
         try:

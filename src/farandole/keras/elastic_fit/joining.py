@@ -25,8 +25,8 @@ def joined(
     concatenate: Callable[[Sequence[Any]], Any],
     take: Callable[[Any, Any], Any],
 ) -> Any:
-    """Return ``batches`` as one. A batch with fewer than ``rows`` rows repeats its own, so that all
-    batches have the same weight.
+    """Return ``batches`` as one. A batch with fewer than ``rows`` rows repeats its rows, so that
+    all batches have the same weight.
 
     ``pack``: Keras's ``map_structure``. ``concatenate``: joins arrays or tensors by rows.
     ``take``: ``take(leaf, indices)`` returns rows. Raises SettingsError for a larger batch.

@@ -16,7 +16,7 @@ from farandole.keras.elastic_fit.data import Part, Source
 from farandole.keras.elastic_fit.progress import FitProgress, PassedError
 from farandole.strategies.shares import Shares
 
-_SHARE = 0.01  # of the time, for commits
+_SHARE = 0.01  # fraction of the time spent on commits
 
 
 class Kit(NamedTuple):
@@ -65,7 +65,7 @@ class ElasticFit:
     def run(self, attempt: Callable[[], None]) -> Any:
         """Train in all memberships, and return the history.
 
-        ``attempt``: trains with the present ranks; it calls ``train``.
+        ``attempt``: trains with the current ranks; it calls ``train``.
         """
 
         @run
@@ -87,7 +87,7 @@ class ElasticFit:
         return self.history
 
     def train(self, place: Shares, first: Sequence[Any] = (), last: Sequence[Any] = ()) -> None:
-        """Train from the state's position to the end, with the present ranks.
+        """Train from the state's position to the end, with the current ranks.
 
         ``place``: this rank's shares of each step. ``first``, ``last``: callbacks around the
         program's, for these ranks only.
@@ -129,7 +129,9 @@ class ElasticFit:
     def _begin(self, callbacks: Sequence[Any]) -> None:
         """Call ``on_train_begin``, of the program's callbacks once per process."""
         kept = [] if not self._begun else [*self.users, self.history]
-        is_within = not self._begun and self.state.started  # this process begins in the middle
+        is_within = (
+            not self._begun and self.state.started
+        )  # this process joins a training in progress
         for callback in callbacks:
             if any(callback is other for other in kept):
                 continue
@@ -143,7 +145,7 @@ class ElasticFit:
                 follow_path(callback)
         if begun or self.state.started:
             self._kit.ignore_backup(self.model)
-            if not begun:  # this rank is new, and its callbacks begin in the middle
+            if not begun:  # this rank is new, and its callbacks join a training in progress
                 self.state.restore()
             return
         self.state.started = True
@@ -212,8 +214,8 @@ def _commits(base: type) -> Any:
 
 
 class _Commits:
-    """Commits at the end of each epoch, and within an epoch so often that commits take at most 1 %
-    of the time: after each step, if they are fast enough.
+    """Commits at the end of each epoch, and within an epoch as often as possible if commits are to
+    take at most 1 % of the time: after each step, if they are fast enough.
     """
 
     def __init__(self, fit: ElasticFit, place: Shares) -> None:

@@ -47,7 +47,7 @@ class FitProgress:
     def follow(
         self, callbacks: Sequence[Any], metrics: Callable[[], list[Any]], array_of: Any
     ) -> None:
-        """Also save the following from now on.
+        """Save the progress of callbacks and metrics, too, from now on.
 
         ``callbacks``: the program's, and the history. ``metrics``: returns the variables of
         the model's metrics; ``array_of``: a variable's value.
@@ -84,7 +84,7 @@ class FitProgress:
         return values, self._taken, self._number, list(_completed)
 
     def use_saved_values(self, saved: Any) -> None:
-        """Return to ``saved``. A commit of a later ``fit`` is used there."""
+        """Return to ``saved``. A commit of a later ``fit`` is left to that ``fit``."""
         values, taken, number, histories = saved
         if number != self._number:
             self._passed = histories[self._number : self._number + 1]

@@ -1,6 +1,4 @@
-"""The progress that callbacks keep, such as the best loss so far: copied, restored, and sent to new
-ranks.
-"""
+"""The progress of callbacks, such as the best loss: copied, restored, and sent to new ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 
 Snapshot = Mapping[tuple[str, int], Mapping[str, Any]]
 
-# They may differ between ranks on purpose, or because only one has found an existing file.
+# They may differ between ranks intentionally, or because only one rank has found an existing file.
 _SETTINGS = ("params", "verbose", "append", "append_header")
 _REPLACED = ("best_weights",)  # replaced as a whole, never changed in place
 # Keras chooses this function at the end of the first epoch, and changes the sign of ``min_delta``
@@ -41,7 +39,7 @@ def taken(callbacks: Sequence[Any]) -> Snapshot:
 
 def put_back(callbacks: Sequence[Any], snapshot: Snapshot) -> None:
     """Set the attributes of ``callbacks`` to the values in ``snapshot``. Callbacks that the
-    snapshot does not contain stay as they are.
+    snapshot does not contain are unchanged.
     """
     for key, callback in _keyed(callbacks):
         for name, value in snapshot.get(key, {}).items():
@@ -59,7 +57,7 @@ def _keyed(callbacks: Sequence[Any]) -> list[tuple[tuple[str, int], Any]]:
 
 
 def _is_kept(name: str, value: Any) -> bool:
-    if name == _FUNCTION:  # one made in place, as by old versions, cannot be sent
+    if name == _FUNCTION:  # lambdas, as in old versions, cannot be sent
         return "<" not in getattr(value, "__qualname__", "")
     return name not in _SETTINGS and not isinstance(value, (str, bytes)) and _is_plain(value)
 

@@ -16,7 +16,7 @@ class PipelineCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class TellLogs(PipelineCallback):
-    """Give the last stage's logs of an epoch to all callbacks; it runs before the user's."""
+    """Pass the last stage's logs of an epoch to all callbacks; it runs before the user's."""
 
     def __init__(self, stages: Stages, end: Callable[[], None]) -> None:
         """``end``: called when a stage has no more batches."""
@@ -32,7 +32,7 @@ class TellLogs(PipelineCallback):
 
 
 class StopTogether(PipelineCallback):
-    """Stop all ranks if one wants to stop; it runs after the user's callbacks."""
+    """Stop all ranks if one stops; it runs after the user's callbacks."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = any_rank(bool(self.model.stop_training))

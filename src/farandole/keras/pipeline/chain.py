@@ -38,8 +38,8 @@ class Cut(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The parts from which a rank makes its Pipeline. ``layers``: a model of copies of its stage's
-    layers.
+    """The parts from which a rank creates its Pipeline. ``layers``: a model of copies of its
+    stage's layers.
     """
 
     cut: Cut
@@ -220,15 +220,15 @@ def _place(layer: Any, before: Any, after: Any) -> Place:
 
 
 def _positions(layer: Any, tensor: Any) -> int:
-    """Return at how many positions of a row (pixels or words) a layer uses its weights; unknown
-    ones count as one.
+    """Return the number of positions of a row (pixels or words) at which a layer uses its weights;
+    1 if unknown.
     """
     first = getattr(layer, "data_format", None) == "channels_first"
     return math.prod(size or 1 for size in (tensor.shape[2:] if first else tensor.shape[1:-1]))
 
 
 def _check_own(places: Sequence[Place]) -> None:
-    """Check that each layer occurs once, with weights of its own."""
+    """Check that each layer occurs once and shares no weights."""
     owners: dict[int, int] = {}
     for number, place in enumerate(places):
         for part in (place.layer, *place.layer.weights):
@@ -300,7 +300,7 @@ class Recipe:
 
     def stage(self, begin: int, count: int) -> Any:
         """Return a Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError
-        for a layer that cannot be made.
+        for a layer that cannot be created.
         """
         shape, dtype = self._first[begin]
         return keras.Sequential(

@@ -32,8 +32,8 @@ class Computation(Protocol):
         """
 
     def backward(self, passed: Passed, gradient: Any, share: float) -> Any:
-        """Add up the gradients with respect to the weights, and return the gradient with respect to
-        the inputs, or None.
+        """Accumulate the gradients with respect to the weights, and return the gradient with
+        respect to the inputs, or None.
 
         ``gradient``: of the loss with respect to the outputs, or None. ``share``: the factor of
         ``passed.losses`` in the loss.

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:
-    """Return the first layer of each stage, so that the most expensive stage is as cheap as
-    possible.
+    """Return the first layer of each stage, minimizing the cost of the most expensive stage.
 
     ``costs``: of each layer. A layer with cost 0 stays with the layer before it, and every stage
     has a layer with a cost. Raises ValueError if fewer layers have a cost than there are stages.
@@ -42,8 +41,8 @@ def _best_end(first: int, sums: Sequence[float], best: Sequence[float]) -> int:
 
 
 def parts(rows: int, micro_batches: int) -> list[int]:
-    """Return the number of rows of each micro batch: equal, or one more in the first ones. There
-    are fewer micro batches if there are not enough rows.
+    """Return the number of rows of each micro batch: equal, or one more in the first ones. With too
+    few rows, there are fewer micro batches.
     """
     count = min(rows, micro_batches)
     return [rows // count + (number < rows % count) for number in range(count)]

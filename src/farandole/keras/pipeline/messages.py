@@ -88,12 +88,12 @@ class Stages:
         self._wire = messages
 
     def speaks_over(self, messages: Messages | None) -> bool:
-        """Use ``messages`` from now on, and return whether they were in use already."""
+        """Use ``messages`` from now on. Return whether they were already in use."""
         before, self._wire = self._wire, messages
         return before is messages
 
     def send(self, to: int, topic: Topic, array: Array) -> None:
-        """Begin to send ``array``, which must not change meanwhile."""
+        """Begin to send ``array``, which must not change until it is sent."""
         assert self._wire is not None
         message = self._wire.send(to, topic, _bytes(np.ascontiguousarray(array)), 0, PATIENCE)
         if message.done and message.error is not None:
@@ -128,11 +128,11 @@ class Stages:
         return pickle.loads(self.receive(source, topic, (int(length),), "uint8").data)
 
     def from_last(self, value: Any) -> Any:
-        """Return the last stage's ``value`` on all stages. All of them call this."""
+        """Return the last stage's ``value`` on all stages. Collective."""
         return self.broadcast(self.count - 1, value)
 
     def broadcast(self, source: int, value: Any) -> Any:
-        """Return the ``value`` of stage ``source`` on all stages. All of them call this."""
+        """Return the ``value`` of stage ``source`` on all stages. Collective."""
         if self.number != source:
             return self.receive_object(source, Topic.RESULTS)
         for other in range(self.count):
@@ -141,7 +141,7 @@ class Stages:
         return value
 
     def abort(self, why: str) -> None:
-        """End the waiting of other stages, because this rank cannot continue."""
+        """End the waits of other stages, because this rank cannot continue."""
         if self._wire is not None:
             self._wire.abort(why)
 

@@ -28,24 +28,24 @@ from farandole.keras.pipeline.weights import Weights, set_weights
 
 
 class Pipeline(keras.Model):  # type: ignore[misc]
-    """A model cut into stages on different ranks. Each rank holds weights, gradients and optimizer
-    state of its own layers only. ``compile``, ``fit``, ``evaluate`` and ``predict`` work as on one
-    process.
+    """A model divided into stages on different ranks. Each rank holds weights, gradients and
+    optimizer state of its layers only. ``compile``, ``fit``, ``evaluate`` and ``predict`` work as
+    in one process.
 
-    All ranks make the pipeline with the same arguments, and call its methods together, with the
-    same data (or as many batches). Rank r has stage r % stages; the ranks of one stage are its
-    replicas, and train together on different data. The pipeline trains copies of the model's
-    layers, which begin with rank 0's weights; the model itself is neither changed nor held.
+    All ranks create the pipeline with the same arguments, and call its methods together, with the
+    same data (or the same number of batches). Rank r has stage r % stages; the ranks of one stage
+    are its replicas, and train together on different data. The pipeline trains copies of the
+    model's layers, which begin with rank 0's weights; the model itself is neither changed nor held.
 
     ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers form a chain.
     ``stages``: their number; the number of ranks is stages x replicas. ``micro_batches``: the
     number of parts into which a batch is cut, by rows, so that stages work at the same time.
-    ``cuts``: the names of the layers with which the second and later stages begin. By default
-    stages cost about the same, by the weights of their layers and how often a row uses them.
+    ``cuts``: the names of the first layers of the second and later stages. By default stages have
+    about equal costs, estimated from the weights of their layers and how often a row uses them.
 
     Attributes to read: ``stage`` (of this rank), ``replicas`` (the number of ranks with this stage)
-    and ``layers_of_stage`` (a Sequential of its layers). ``plain_model()`` and ``save(path)`` put
-    the whole model together.
+    and ``layers_of_stage`` (a Sequential of its layers). ``plain_model()`` and ``save(path)``
+    assemble the whole model.
 
     Raises ValueError on all ranks for a layer outside of a chain (the error names the layer), more
     stages than ranks or layers allow, a backend other than PyTorch and TensorFlow, and ranks with
@@ -237,7 +237,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         return self._own.losses
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Skip the build: a pipeline needs no look at the data in advance."""
+        """Skip the build: a pipeline does not inspect data in advance."""
 
     # One batch.
 
@@ -297,7 +297,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """End the waiting of the other stages if an error occurs within the context."""
+        """End the waits of the other stages if an error occurs within the context."""
         self._own.depth += 1
         try:
             yield
@@ -376,7 +376,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
 
 class _Own:
-    """A rank's share in a pipeline, hidden from Keras's tracking."""
+    """A rank's part of a pipeline, hidden from Keras's tracking."""
 
     def __init__(self, plan: chain.Plan) -> None:
         count, size = len(plan.cut.begins), context.size()
@@ -399,7 +399,7 @@ class _Own:
         return [context.messages_among(ranks) for ranks in self._pipelines][self.replica]
 
     def meet(self, *, apart: bool = False) -> None:
-        """Wait for all ranks, unless they are within a call already.
+        """Wait for all ranks, unless they are already within a call.
 
         A pipeline that an error ended gets a new wire, and drops the rest of its batch. ``apart``:
         the call is made by one pipeline alone, so skip this if there are others.

@@ -1,8 +1,8 @@
 """One batch through the stages of a pipeline: all micro batches forward, then all of them backward
 (GPipe).
 
-The last stage computes the loss of the whole batch once it has all outputs. So any loss equals the
-loss on one process, however it uses rows, weights and masks.
+The last stage computes the loss of the whole batch once it has all outputs. Any loss therefore
+equals the loss in one process, regardless of its use of rows, weights and masks.
 
 Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism"
 (2019).
@@ -125,7 +125,7 @@ class Steps:
                 watch=training and not self._stages.first and "float" in self._dtype_in,
             )
             if passed.losses is not None:
-                # torch warns when a float is made from a tensor with a gradient
+                # torch warns when a tensor with a gradient is converted to float
                 added = float(keras.ops.stop_gradient(passed.losses))
                 head = head._replace(losses=head.losses + rows / head.rows * added)
             if not self._stages.last:
@@ -158,8 +158,8 @@ class Steps:
             number += 1
 
     def _heard(self, kind: Kind, number: int) -> Head:
-        """Receive the next header from the previous stage. Raises ValueError if that stage is doing
-        something else.
+        """Receive the next header from the previous stage. Raises ValueError if that stage runs
+        another kind of batch.
         """
         head = self._stages.receive_head()
         if (head.kind, head.number) != (kind, number):

@@ -41,7 +41,7 @@ from farandole.tensorflow.functions import Compression as Compression
 from farandole.tensorflow.mpi_ops import barrier as barrier
 from farandole.tensorflow.seeds import seed_everything as seed_everything
 
-# Only there ``fit`` differs from Keras's own.
+# Only in an elastic job does ``fit`` differ from Keras's.
 if is_elastic() or Settings.from_env().commit_dir:
     from farandole.keras.tf_keras.fit import install
 

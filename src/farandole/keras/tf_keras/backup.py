@@ -47,8 +47,8 @@ def _folder_of(model: Any) -> str:
 
 
 class _Unwritten:
-    """A replacement for a checkpoint manager when another rank writes. Keras deletes only its own
-    files.
+    """A replacement for a checkpoint manager when another rank writes. Keras deletes only files
+    that it wrote.
     """
 
     directory = ""

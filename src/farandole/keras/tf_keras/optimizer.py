@@ -233,7 +233,7 @@ def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
 def _rate_of(optimizer: Any) -> float:
     """Return the first learning rate; 0 for a schedule, and in a graph."""
     try:
-        numbers = getattr(optimizer, "_hyper", {})  # reading the attribute would make a variable
+        numbers = getattr(optimizer, "_hyper", {})  # reading the attribute would create a variable
         return float(numbers.get("learning_rate") or optimizer.learning_rate)
     except Exception:  # of TensorFlow, or because it is a schedule
         return 0.0
@@ -449,8 +449,8 @@ class _Distributed:
         state.computed = True
         return reduced
 
-    # A LossScaleOptimizer around this one requests the reduced gradients by one of these names, and
-    # then checks that they are finite: all ranks must find the same.
+    # A LossScaleOptimizer around this one calls one of these methods for the reduced gradients, and
+    # then checks that they are finite: all ranks must reach the same result.
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._aggregated(grads_and_vars, super()._aggregate_gradients)  # type: ignore[misc]

@@ -54,7 +54,7 @@ def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
     """Make the same slots on all ranks for optimizers that ``model`` holds in addition to its own.
 
     Such an optimizer creates slots in its first step, which may be a later batch. If one rank
-    resumed from a checkpoint and has slots, the others make theirs now.
+    resumed from a checkpoint and has slots, the others create theirs now.
     """
     if not held or not readable():
         return
@@ -100,5 +100,5 @@ def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """
     if hasattr(optimizer, "_create_all_weights"):  # an old one
         optimizer._create_all_weights(variables)
-    elif hasattr(optimizer, "build") and variables:  # with no variables it would count as built
+    elif hasattr(optimizer, "build") and variables:  # without variables it would count as built
         optimizer.build(variables)

@@ -17,8 +17,8 @@ def devices_of(group: Any) -> list[Any]:
 
 
 def backend_for(group: Any, device: str, store: Any) -> Any:
-    """Create the backend for tensors of ``device`` on first use, so that other programs pay
-    nothing. Raises ValueError if the program named none. Collective.
+    """Create the backend for tensors of ``device`` on first use, so that other programs do not pay
+    for it. Raises ValueError if the program named none. Collective.
     """
     name = _configured(group).get(device)
     kind = {
@@ -50,7 +50,7 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
 
 def being_made(group: Any) -> bool:
     """Return whether torch is still creating the group: with ``init_process_group(device_id=...)``,
-    it asks for a backend meanwhile, to connect early.
+    it requests a backend during the creation, to connect early.
     """
     return not _configured(group)
 
@@ -58,7 +58,7 @@ def being_made(group: Any) -> bool:
 def _configured(group: Any) -> dict[str, str]:
     try:
         config = str(distributed.get_backend_config(group))
-    # the errors of torch for a group in creation
+    # torch's errors for a group that is being created
     except (ValueError, RuntimeError, AssertionError, KeyError, TypeError):
         return {}
     pairs = [part.partition(":") for part in config.split(",")]

@@ -15,8 +15,8 @@ _register = DistributedDataParallel._register_builtin_comm_hook
 
 
 def _register_in_python(model: Any, comm_hook_type: Any) -> None:
-    """Register a built-in hook, replaced on the CPU by the Python hook of the same name, which
-    gives the same numbers. Takes the place of ``model._register_builtin_comm_hook``.
+    """Register a built-in hook; on the CPU, the Python hook of the same name, whose results are
+    equal. Replaces ``model._register_builtin_comm_hook``.
     """
     group = model.process_group
     compresses = comm_hook_type == distributed.BuiltinCommHookType.FP16_COMPRESS

@@ -1,6 +1,4 @@
-"""The collectives of torch.distributed: their arguments are checked and turned into calls of the
-group.
-"""
+"""The collectives of torch.distributed: checked arguments, converted to calls of the group."""
 
 from __future__ import annotations
 
@@ -403,8 +401,8 @@ def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
 
 
 def _check_root(what: str, group: CollectiveGroup, root: int) -> None:
-    """Raise ValueError for an invalid root before anything waits: no rank would send or receive,
-    and the call would be the group's last.
+    """Raise ValueError for an invalid root before any rank waits: no rank would send or receive,
+    and the group could not continue.
     """
     if not 0 <= root < group.size:
         raise ValueError(

@@ -43,9 +43,7 @@ def as_lists(tensors: Any) -> Any:
 
 
 def options_of(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """Return the options of a call, which may have an operation, a rank or a timeout in their
-    place.
-    """
+    """Return the options of a call, which may pass an operation, a rank or a timeout instead."""
     if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
         return opts
     made = kind() if opts is None or not hasattr(opts, "timeout") else opts

@@ -197,7 +197,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Accept torch's request to count calls: this group always does."""
+        """Accept torch's request to count calls: this group always counts them."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -209,7 +209,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self.state.abort(f"{self.state.name_of(self._rank)} called abort() on {self.state.name}")
 
     def shutdown(self) -> None:
-        """Leave the group when its calls have ended."""
+        """Leave the group after its calls have ended."""
         try:
             self.state.close()
         finally:
@@ -450,9 +450,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _current_backward(self) -> int:
         """Return the id of the graph that autograd runs on this thread; -1 if none.
 
-        Calls made during backward run at its end (see ``spare_cores``) or at once; their callbacks
-        run at the end. Callbacks may call the group, as PowerSGD's hook does: these calls follow
-        all calls in backward, on all ranks.
+        Calls made during backward run at its end (see ``spare_cores``) or immediately; their
+        callbacks run at the end. Callbacks may call the group, as PowerSGD's hook does: these calls
+        follow all calls in backward, on all ranks.
         """
         task: int = torch._C._current_graph_task_id()
         if task < 0 or self._draining:
@@ -463,7 +463,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return task
 
     def _after_backward(self) -> None:
-        """Run pending calls before DDP waits for them: it waits at the end of backward in C++,
+        """Run pending calls before DDP waits for them at the end of backward: it waits in C++,
         where they could not run.
         """
         self._draining = True
@@ -549,8 +549,8 @@ def _wait_and_call_back(state: CollectiveGroup, call: Call, callback: Callable[[
 
 
 def _stacks_text(ranks: Sequence[int]) -> str:
-    """Return the stacks of the first few of these ranks of the job as lines; an empty text if none
-    is known. This takes seconds if the ranks do not answer.
+    """Return the stacks of the first few of these ranks of the job as lines; an empty string if
+    none is available. This takes seconds if the ranks do not answer.
     """
     if not _stack_queries:
         return ""

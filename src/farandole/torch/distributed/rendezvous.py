@@ -29,7 +29,7 @@ from farandole.job.report import keys
 from farandole.net import interfaces
 from farandole.net.handshake import new_secret
 
-# the second counts how often each rank has come, per group size
+# the second counts the arrivals of each rank, per group size
 _WIRE, _COMES = "farandole/wire", "farandole/comes"
 _PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between checks of the store, at first and later
 _GRACE = 1.0  # seconds for a lost member to give its reason
@@ -49,8 +49,8 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
     """Connect the members of a new group. Collective. ``store``: the group's own; ``ranks``: see
     ``FarandoleProcessGroup``.
 
-    In a Farandole job, connections prove the job's secret, and only a name goes through the store.
-    Elsewhere rank 0 creates a secret, which is as safe as the store.
+    In a Farandole job, connections are authenticated by the job's secret, and only a name goes
+    through the store. Elsewhere rank 0 creates a secret, which is as safe as the store.
     """
     check_rank(rank, size)
     if size == 1:
@@ -67,7 +67,7 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
             if (begun := _begin(client, wire, rank, timeout)) is not None:
                 return _join(client, begun, rank, size, timeout)
         except BaseException as error:
-            if isinstance(error, PeerLostError):  # it may be about to give its reason
+            if isinstance(error, PeerLostError):  # its reason may follow
                 with contextlib.suppress(distributed.DistError):  # the server is gone
                     client.check_given_up(_GRACE)
             client.give_up(rank, error)
@@ -78,7 +78,7 @@ def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] 
 
 
 def _begin(client: GroupStore, wire: str, rank: int, timeout: float) -> Any:
-    """Return member 0's message to the others; None if it does not come."""
+    """Return member 0's message to the others; None if it does not arrive."""
     if rank == 0:
         secret = "" if Connection.from_env().secret else new_secret(tls=Settings.from_env().tls)
         client.set(wire, json.dumps({"scope": secrets.token_hex(8), "secret": secret}).encode())
@@ -167,7 +167,7 @@ def keep_served(store: Any, rank: int) -> None:
         return
     store = _innermost(store)
     if isinstance(store, distributed.TCPStore) and str(store.port) == port:
-        # the program made the store for itself
+        # the program created the store itself
         with contextlib.suppress(distributed.DistError, RuntimeError):
             _served[port] = distributed.TCPStore(
                 store.host, store.port, None, True, wait_for_workers=False, multi_tenant=True
@@ -220,7 +220,8 @@ class GroupStore:
         ``source`` has left.
 
         The store's own ``wait`` is unsuitable: it warns on stderr after its timeout, which is short
-        if the caller checks other things meanwhile, and it delays signal handlers until it returns.
+        if the caller checks other conditions between waits, and it delays signal handlers until it
+        returns.
         """
         end, pause, gone = time.monotonic() + timeout, _PAUSE, False
         try:
@@ -276,7 +277,7 @@ class GroupStore:
 
 
 def _own_address(store: Any) -> str:
-    """Return this host's address towards the store, which other ranks try first."""
+    """Return this host's address on the route to the store, which other ranks try first."""
     address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
     # a loopback address, which other hosts cannot use

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors: all ranks gather all indices and values, and sum them."""
+"""Sums of sparse tensors: every rank gathers all indices and values, and sums them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp as TorchOp
 from farandole.core.groups.group import CollectiveGroup
 from farandole.torch.distributed.tensors import byte_memory, dtype_code, no_autograd, tensors_text
 
-_KIND = 20  # beyond the numbers of dense collectives
+_KIND = 20  # above the numbers of dense collectives
 
 
 def check_sparse(tensors: Sequence[Any], op: Any) -> None:

@@ -44,15 +44,15 @@ class Memory(NamedTuple):
     factor: Any = None
 
     def refresh(self) -> None:
-        """Copy the tensor's present values: a call reads the tensor when its turn comes."""
+        """Copy the tensor's current values: a call reads the tensor when its turn comes."""
         if self.home is not None:
             tensor, copy = self.home
             with no_autograd(copy):
                 copy.copy_(tensor if self.factor is None else tensor * self.factor)
 
     def write_back(self) -> None:
-        """Copy the result to the tensor. Raises ValueError if ``expand()`` made the tensor, and the
-        result has several values for one place.
+        """Copy the result to the tensor. Raises ValueError for a tensor from ``expand()`` if the
+        result has several values for one element in memory.
         """
         if self.home is not None:
             tensor, copy = self.home
@@ -62,8 +62,8 @@ class Memory(NamedTuple):
 
 
 def _once(tensor: Any, result: Any) -> tuple[Any, Any]:
-    """Return both tensors with one element for each place in the memory of ``tensor``, as Gloo
-    accepts tensors that ``expand()`` made.
+    """Return both tensors with one element for each address in the memory of ``tensor``. Gloo, too,
+    accepts tensors from ``expand()``.
     """
     places, values = tensor, result
     for axis, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
@@ -149,7 +149,7 @@ def _bytes(tensor: Any) -> Array:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Return whether the tensor has memory. ``tensor.data_ptr()`` does not tell: for an empty
+    """Return whether the tensor has memory. ``tensor.data_ptr()`` is not reliable: for an empty
     storage, a view's address is its offset.
     """
     try:

@@ -23,8 +23,8 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
 
     ``wait_for(seconds)``: waits until the call is done; returns False after the timeout.
     ``results``: the output tensors. ``call_back_later(callback)``: schedules the callback for some
-    time after the call is done; None: callbacks run at once. ``hurry``: called when the program
-    asks whether an unfinished call is done.
+    time after the call is done; None: callbacks run immediately. ``hurry``: called when the program
+    polls an unfinished call.
     """
 
     def __init__(

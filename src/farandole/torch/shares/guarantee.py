@@ -1,4 +1,4 @@
-"""The exactness of a job with a fixed global batch: weights that are equal in all bits, or up to
+"""The exactness of a job with a fixed global batch: weights are bit-identical, or equal up to
 rounding.
 """
 

@@ -291,8 +291,8 @@ class ShareState:
         return [parameter for group in groups for parameter in group["params"]]
 
     def _check_alone(self) -> None:
-        """Raise ValueError if two optimizers take turns: the second would see weights with which
-        the first has stepped on some ranks, but not on others.
+        """Raise ValueError if two optimizers take turns: the second would see weights that the
+        first has changed on some ranks only.
         """
         global _latest
         before, _latest = _latest() if _latest else None, weakref.ref(self)

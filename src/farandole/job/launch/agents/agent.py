@@ -1,8 +1,8 @@
 """The agent of a host or of one task of a cluster.
 
-The agent starts ranks as processes, forwards their output and ends to the driver, and ends them
-when the driver requests it or is lost, or when the cluster ends the agent. All communication goes
-through the job's store; ``registry`` lists the keys.
+The agent starts ranks as processes, forwards their output and exit codes to the driver, and ends
+them when the driver requests it or is lost, or when the cluster ends the agent. All communication
+goes through the job's store; ``registry`` lists the keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PIECE = 1 << 18
 LOOK = 0.05  # seconds between checks of the processes
 DRAIN = 0.5  # seconds for which the pipes of an ended rank are still read
 TIDY = 2.0  # seconds between SIGTERM and SIGKILL for leftover processes of ended ranks
-PATIENCE = 5.0  # seconds for pending messages when the task is over
+PATIENCE = 5.0  # seconds for pending messages after the task
 LONG = 3600.0
 _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver is lost
 
@@ -68,7 +68,7 @@ class Agent:
         self._client = redeem(client, task["index"]) if task.get("redeem") else client
         self._workers: list[LocalWorker] = []  # the ranks, followed by other processes
         self._ranks = 0
-        self._error = ""  # of the driver's dismissal
+        self._error = ""  # the error in the driver's dismissal
         self._grace = 0.0  # seconds for the ranks to end after the driver was lost
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
@@ -88,9 +88,9 @@ class Agent:
             if order["do"] == "start" and self._start(order):
                 self._attend()
         except _GONE:
-            # not an error of the cluster: the driver knows why it ended
+            # not an error of the cluster: the driver knows the reason
             self._end_alone(max(TIDY, self._grace))
-            self._client.close()  # threads may be waiting for an answer of the driver
+            self._client.close()  # threads may be waiting for an answer from the driver
         finally:
             for thread in self._talking:
                 thread.join(PATIENCE)
@@ -225,7 +225,7 @@ class Agent:
     # ---- the main thread ----
 
     def _attend(self) -> None:
-        """Forward output, report ends and execute orders until dismissed."""
+        """Forward output, report exits and execute orders until dismissed."""
         sender = Sender(self._client, self.name)
         self._talking.append(sender)
         sender.start()
@@ -284,7 +284,7 @@ class Agent:
 
 
 class Followed:
-    """One rank, until its end has been reported completely."""
+    """One rank, until its exit has been fully reported."""
 
     def __init__(self, number: int, worker: LocalWorker) -> None:
         self._number = number

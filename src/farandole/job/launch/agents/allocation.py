@@ -20,10 +20,10 @@ from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer
 from farandole.net.store.exchange import SecretExchange
 
-# The driver's variables that ranks inherit: those for which a program was written. Others are not
+# The driver's variables that ranks inherit: those that programs depend on. Others are not
 # inherited, because the hosts differ from the driver's.
 CHOICES = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
-TIDY = 5.0  # seconds for the agents to end after their ranks
+TIDY = 5.0  # seconds for the agents to exit after their ranks
 CONTACT = 30.0  # seconds for an agent to reach the driver
 
 
@@ -67,7 +67,7 @@ class AgentCluster(Protocol):
         """
 
     def absent(self, agents: Sequence[int]) -> str:
-        """Return why some of these agents, which have not reported, never will; empty while all
+        """Return why some of these agents, which have not reported, never will; empty if all still
         may.
         """
 
@@ -78,7 +78,7 @@ class AgentCluster(Protocol):
         """Return the error message if these agents have not reported in time."""
 
     def close(self, seconds: float) -> None:
-        """Wait for the agents to end on their own, then end the remaining ones."""
+        """Wait for the agents to exit by themselves, then end the remaining ones."""
 
 
 class AgentAllocation:
@@ -298,8 +298,8 @@ def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
     """Return the variables that pin a rank to its GPUs from the cluster. ``gpus`` are the
     addresses per rank of its host.
 
-    Every rank of a host sees the GPUs of all its ranks, ordered such that the device numbered by a
-    rank's local rank is its own, because Horovod programs call
+    Every rank of a host sees the GPUs of all of the host's ranks, ordered so that a rank's local
+    rank is the number of its device, because Horovod programs call
     ``torch.cuda.set_device(hvd.local_rank())``.
     """
     if not gpus[local_rank]:

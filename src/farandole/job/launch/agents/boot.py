@@ -1,5 +1,4 @@
-"""The first program on an agent's place, run from its source, because the host may not have
-Farandole.
+"""The first program on an agent's place, run from source because the host may not have Farandole.
 
 It makes the driver's Farandole importable and starts ``agent``. Standard library only.
 """
@@ -159,7 +158,7 @@ def _unpacked(archive: bytes, home: str) -> str:
     try:
         os.rename(fresh, folder)  # another task of this host may do the same
     except OSError:
-        if not _is_ours(folder):  # another user's folder may hold anything
+        if not _is_ours(folder):  # another user's folder is not trusted
             return fresh
         shutil.rmtree(fresh)
     return folder

@@ -23,7 +23,7 @@ FACTS = "FARANDOLE_AGENT"
 FIRST = (
     f"import json,os,sys;t=json.loads(os.environ.pop('{FACTS}'));exec(t['boot']);sys.exit(begin(t))"
 )
-SEND = 30.0  # seconds without progress before an agent's download is given up
+SEND = 30.0  # seconds without progress before an agent's download is aborted
 LINES = 20  # lines of the command's last output that are shown when it fails
 TIDY = 3.0  # seconds between SIGTERM and SIGKILL
 
@@ -116,8 +116,8 @@ class Command:
         self._reader.start()
 
     def _offer(self) -> dict[str, Any]:
-        """Return what an agent needs to load the driver's Farandole: the boot program, and the
-        address of the packages.
+        """Return the boot program and the address of the packages, with which an agent loads the
+        driver's Farandole.
         """
         from farandole.job.launch.agents import boot
         from farandole.job.launch.agents.bundle import digests

@@ -13,7 +13,9 @@ CONTACT = (2.0, 6.0)
 
 
 def contact(addresses: list[str], secret: str) -> str:
-    """Return the driver's address that answers and knows the secret; empty if none does."""
+    """Return the first of the driver's addresses that answers and knows the secret; empty if none
+    does.
+    """
     try:
         client = reach(likeliest_first(addresses), secret, *CONTACT)
     except (AuthenticationError, HorovodInternalError, RendezvousError, OSError):

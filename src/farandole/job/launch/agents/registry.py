@@ -1,11 +1,10 @@
 """The driver's end of the agents: their reports, messages and orders.
 
 All communication goes through the job's store. To the driver: ``agent/<n>/hello``,
-``agent/<n>/beat`` every few seconds, ``agent/<n>/notice`` when the host is about to leave, and for
-the k-th rank of an agent ``agent/<n>/out/<k>``,
-``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and ``activity/<k>``. From the driver:
-``agent/<n>/order/<number>`` and, to the first rank's agent, ``agent/<n>/log/<number>``. Processes
-other than ranks are numbered after the ranks of their agent.
+``agent/<n>/beat`` every few seconds, ``agent/<n>/notice`` for a preemption notice, and for the k-th
+rank of an agent ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>``, ``failed/<k>`` and
+``activity/<k>``. From the driver: ``agent/<n>/order/<number>`` and, to the first rank's agent,
+``agent/<n>/log/<number>``. Processes other than ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ class RemoteWorker:
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
     def activity(self) -> str:
-        """Ask the agent. The first call waits for the answer; later ones return the last answer, so
-        that an agent that is stopped delays the driver only once.
+        """Query the agent. The first call waits for the answer; later calls return the last answer,
+        so that a stopped agent delays the driver only once.
         """
         is_first, self.said = self.said is None, self.said or ""
         if self.alive():
@@ -127,8 +126,8 @@ class RemoteWorker:
     def terminate(self) -> None:
         self._order("terminate")
         if self.agent is not None and self.agent not in self._registry.agents:
-            # Its host may not be reachable: nothing runs there, and an agent that comes later ends
-            # the process at once.
+            # Its host may be unreachable: no process runs on it, and an agent that reports later
+            # ends the process immediately.
             self.gone = True
             self.end(-signal.SIGTERM)
 
@@ -257,7 +256,7 @@ class AgentRegistry:
             and now > self._gone_since.setdefault(worker.agent, now) + WHY
             and worker.lost_at is None
         ):
-            # the cluster has given it up, although its connection is still open
+            # the cluster has given the agent up, although its connection is still open
             worker.lost_at = now
         if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return

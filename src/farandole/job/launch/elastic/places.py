@@ -1,4 +1,4 @@
-"""The hosts of an elastic job as the driver sees them: it starts processes one by one."""
+"""The hosts of an elastic job as the driver sees them. It starts processes one by one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FindingPlaces(Places, Protocol):
     """Places of a cluster that finds its hosts itself."""
 
     def describe(self) -> str:
-        """Return one line for the user about where the processes will run."""
+        """Return one line for the user about the processes' places."""
 
     def discovery(self) -> HostDiscovery:
         """Return the discovery of the hosts. Used after ``await_slots``."""

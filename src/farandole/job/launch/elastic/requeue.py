@@ -30,7 +30,7 @@ class SlurmRequeue:
 
         job, self._job = self._job, ""
         count = os.environ.get("SLURM_RESTART_COUNT", "0")
-        # Before the request, because Slurm may end this process at once.
+        # Before the request, because Slurm may end this process immediately.
         note(f"Slurm's job {job} returns to its queue (restarts so far: {count})")
         command = ["scontrol", "requeue", job]
         try:

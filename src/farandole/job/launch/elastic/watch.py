@@ -239,7 +239,7 @@ class ElasticWatch(Watch):
         self._note_change(f"rank {rank} on {host} {found[-1] if found else words}")
 
     def _note_overdue(self, overdue: Overdue) -> None:
-        """Report the ranks for which others wait, with their activities."""
+        """Report the ranks that others wait for, with their activities."""
         membership = self._coordinator.membership
         activities = self._activities([self._by_process[each] for each in overdue.processes])
         for process, activity in activities.items():
@@ -337,7 +337,7 @@ class ElasticWatch(Watch):
     def _publish(self, membership: Membership) -> None:
         # On other machines, rank 0 finds a port.
         with_port = membership._replace(port=0 if self._places.remote else free_port())
-        # First, because the membership wakes processes that read the number.
+        # First, because publishing the membership wakes processes that read the number.
         self._store.set(keys.NOW, b"%d" % membership.number)
         self._store.set(keys.membership(membership.number), with_port.to_bytes())
         self._published = membership.number

@@ -18,7 +18,7 @@ from farandole.job.launch.explain.exit_codes import describe, exit_status
 from farandole.job.launch.explain.tracebacks import program_line
 from farandole.job.launch.explain.victims import patience, without_cause
 
-# Seconds for a better cause to show after a plain exit code, which may come from a victim that
+# Seconds for a better cause to appear after a plain exit code, which may come from a victim that
 # caught its exception.
 EXIT_PATIENCE = 0.3
 _PLACES = 4  # maximum number of places at which ranks failed in the same way
@@ -75,7 +75,7 @@ def _weight(rank: RankState) -> int:
 
 
 def _patience(cause: RankState, facts: Facts) -> float:
-    """Return the seconds for which a better cause may still show."""
+    """Return the seconds in which a better cause may still appear."""
     if facts.all_ended:
         return 0.0
     if cause.failed_after_loss:
@@ -145,7 +145,7 @@ def _own_failure(cause: RankState, facts: Facts) -> list[str]:
 
 
 def _consequences(cause: RankState, caught: Sequence[int], facts: Facts) -> list[str]:
-    """Return the outcome of the ranks that did not fail in the same way."""
+    """Return the outcomes of the ranks that failed in a different way, or not at all."""
     lines = []
     victims = [rank for rank in facts.ranks if rank.standing == "victim"]
     silent = [rank.rank for rank in victims if rank.host_silent and cause.host_silent]

@@ -27,8 +27,8 @@ class Event(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The cause of a failure: ``rank`` is -1 if unknown. ``patience``: seconds for which a
-    better cause may still show.
+    """The cause of a failure: ``rank`` is -1 if unknown. ``patience``: seconds in which a better
+    cause may still appear.
     """
 
     rank: int

@@ -1,4 +1,6 @@
-"""Tracebacks of ranks: the user's line in them, and source lines that only this machine has."""
+"""Tracebacks of ranks: the line in the user's program, and source lines that only this machine
+has.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _BARE_FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )'
 
 
 def program_line(rank: RankState) -> str:
-    """Return where a rank's error left the user's program; empty if unknown."""
+    """Return the last line of the user's program in a rank's error; empty if unknown."""
     trace = rank.outcome.traceback if rank.outcome is not None else ""
     frames = [frame for frame in re.finditer(_FRAME, trace) if not is_own_file(frame["file"])]
     if not frames:

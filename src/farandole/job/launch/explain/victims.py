@@ -11,7 +11,7 @@ from farandole.job.launch.explain.events import Facts, RankState, Verdict, subje
 from farandole.job.launch.explain.exit_codes import exit_status
 from farandole.job.launch.explain.tracebacks import own_words
 
-VICTIM_PATIENCE = 3.0  # seconds for a cause to show after its first victim
+VICTIM_PATIENCE = 3.0  # seconds for a cause to appear after its first victim
 # The same if all ranks lost by victims have ended; simultaneous ends are known by then.
 ENDED_PATIENCE = 1.0
 _ABSENT = 4  # maximum number of absent ranks whose activity is named
@@ -22,7 +22,9 @@ _SAME_CALLS = (
 
 
 def patience(bereft: Sequence[RankState], ranks: Sequence[RankState]) -> float:
-    """Return how long to wait for the cause of the losses of ``bereft`` while ranks are running."""
+    """Return the seconds to wait for the cause of the losses of ``bereft`` while ranks are
+    running.
+    """
     todo = {rank.lost for rank in bereft}
     seen: set[int] = set()
     while todo:
@@ -132,7 +134,7 @@ def _late(facts: Facts, first: RankState) -> tuple[int, str]:
             lines.append(f"Rank {rank.rank} on {facts.hosts[rank.rank]}: {now}")
     if len(absent) > _ABSENT:
         lines.append(f"... and {len(absent) - _ABSENT} more.")
-    lines.append(f"{subject(facts.numbers('victim'))} waited in vain.")
+    lines.append(f"{subject(facts.numbers('victim'))} failed as a consequence.")
     return (absent[0].rank if absent else first.outcome.lost), "\n".join(lines)
 
 

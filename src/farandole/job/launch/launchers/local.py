@@ -43,7 +43,7 @@ class LocalLauncher:
 
 
 class LocalAllocation:
-    """Slots on this machine: known at once, and without an agent between driver and ranks."""
+    """Slots on this machine: known immediately, and without agents between driver and ranks."""
 
     remote = False
 

@@ -149,7 +149,7 @@ class SshSessions:
     def absent(self, agents: Sequence[int]) -> str:
         ended = {index: why for index in agents if (why := self.gone(index)) is not None}
         waiting = len(ended) < len(agents) and time.monotonic() < self._began + SETTLE
-        if not ended or waiting:  # wait for further failures, to report all in one message
+        if not ended or waiting:  # wait for further failures, to report them in one message
             return ""
         return failures(
             {self._hosts[index]: why or "its agent ended" for index, why in ended.items()}

@@ -37,7 +37,7 @@ from farandole.net.handshake import encrypted
 from farandole.net.store import StoreServer, Value
 
 LOOK = 0.5  # seconds between two checks of the tasks
-LONGEST = 60.0  # seconds until a slot whose job fails at once is submitted again
+LONGEST = 60.0  # seconds until a slot whose job fails immediately is submitted again
 MOST_TASKS = 1 << 62  # task ids count all tasks of the application
 EXCLUDED = "excludeOnFailure"  # in Spark's error if no executor may run a task
 

@@ -296,7 +296,7 @@ class Stage:
         return STOPPED if self._context._jsc is None or "SparkContext was shut down" in why else why
 
     def close(self, seconds: float) -> None:
-        """Wait for the tasks to end on their own, then cancel the remaining ones."""
+        """Wait for the tasks to end by themselves, then cancel the remaining ones."""
         self._thread.join(seconds)
         if self._thread.is_alive() and self._context._jsc is not None:
             with contextlib.suppress(Exception):  # the gateway may be gone
