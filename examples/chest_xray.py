@@ -1,12 +1,13 @@
-"""Chest X-rays: normal, or with signs of pneumonia. A binary classifier, trained together.
+"""Train a binary classifier of chest X-rays (normal, or with signs of pneumonia) on several
+processes.
 
     # images drawn by this program
     farandole run -np 2 python examples/chest_xray.py
     # a folder with train/ and val/ (or test/): NORMAL/ and PNEUMONIA/
     farandole run -np 2 python examples/chest_xray.py --data-folder chest_xray
 
-The learning rate decays from epoch to epoch; the model with the best AUC over all processes is
-kept in --checkpoint, and training stops when it gets no better. All processes take the same
+The learning rate decays per epoch. The model with the best AUC over all processes is saved to
+--checkpoint, and training stops when the AUC no longer improves. All processes make the same
 decisions.
 """
 
@@ -48,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def draw_chests(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two lungs, dark before brighter tissue; in every second image with opacities. float32 from 0
+    """Draw two dark lungs in brighter tissue, with opacities in every second image. float32 from 0
     to 1.
     """
     random = np.random.default_rng(seed)
@@ -78,7 +79,7 @@ def draw_chests(count: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarra
 
 
 def read_folder(folder: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """NORMAL and PNEUMONIA of one folder, as grey images."""
+    """Read the NORMAL and PNEUMONIA images of one folder in greyscale."""
     images, labels = [], []
     for label, kind in enumerate(("NORMAL", "PNEUMONIA")):
         files = sorted(

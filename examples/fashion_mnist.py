@@ -1,4 +1,4 @@
-"""The Fashion-MNIST lab: ten kinds of clothes, on one process.
+"""The Fashion-MNIST lab: ten kinds of clothes, in one process.
 
     python examples/fashion_mnist.py --epochs 5 --batch-size 512
 

@@ -1,9 +1,9 @@
-"""The Fashion-MNIST lab: ten kinds of clothes, on several processes.
+"""The Fashion-MNIST lab: ten kinds of clothes, in several processes.
 
     farandole run -np 2 python examples/fashion_mnist_distributed.py --epochs 5 --batch-size 512
 
 Images come from the IDX files in --data-dir, or else are downloaded by keras.datasets.
-fashion_mnist.py is the same program on one process: what differs are the lines marked # 1 to # 5.
+fashion_mnist.py is the same program for one process; only the lines marked # 1 to # 5 differ.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""An equinox model, whose gradients are exchanged with every second step.
+"""An equinox model whose gradients are exchanged in every second step.
 
 farandole run -np 2 python examples/jax_equinox.py
 """
@@ -41,7 +41,7 @@ def main() -> None:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, hvd.allreduce(value, name="loss")
 
-    random = np.random.default_rng(hvd.rank())  # each process sees points of its own
+    random = np.random.default_rng(hvd.rank())  # different points in each process
     for number in range(arguments.steps):
         x = random.uniform(-1, 1, (64, 2))
         params, state, value = step(

@@ -1,4 +1,4 @@
-"""A flax model whose batch normalization and gradients cover all processes.
+"""A flax model with gradients and batch normalization over all processes.
 
 farandole run -np 2 python examples/jax_flax.py
 """
@@ -36,7 +36,7 @@ def main() -> None:
 
     hvd.init()
     images, labels = draw_digits(2000, 0)
-    # a part for each process
+    # this process's part
     images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]
 
     model = Network(nnx.Rngs(hvd.rank()))
@@ -53,7 +53,7 @@ def main() -> None:
 
         value, grads = nnx.value_and_grad(loss)(model)
         optimizer.update(model, grads)
-        # of this process's images: take the mean over all
+        # the mean over all processes' images
         statistics = nnx.state(model, nnx.BatchStat)
         nnx.update(model, hvd.allreduce(statistics, name="statistics"))
         return hvd.allreduce(value, name="loss")

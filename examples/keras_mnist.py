@@ -1,12 +1,12 @@
-"""Handwritten digits with Keras 3, on the backend that KERAS_BACKEND names.
+"""Handwritten digits with Keras 3, on the backend in KERAS_BACKEND.
 
     # digits drawn by this program
     KERAS_BACKEND=jax farandole run -np 2 python examples/keras_mnist.py
     # a folder with MNIST's IDX files
     farandole run -np 2 python examples/keras_mnist.py --data DIR
 
-model.fit is given all images, and each process trains on its part of them;
-all end up with the same network.
+model.fit gets all images, and each process trains on its part of them; all end with the same
+network.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A model of Keras 3 whose layers are on different processes, on PyTorch or TensorFlow.
+"""A Keras 3 model whose layers are in different processes, on PyTorch or TensorFlow.
 
 KERAS_BACKEND=torch farandole run -np 2 python examples/keras_pipeline.py        # 2 stages
 # 2 pipelines of 2 stages each

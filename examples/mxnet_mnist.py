@@ -2,10 +2,10 @@
 
     # the folder with MNIST's IDX files
     farandole run -np 2 python examples/mxnet_mnist.py --data DIR
-    # made-up digits, drawn by this program
+    # digits drawn by this program
     farandole run -np 2 python examples/mxnet_mnist.py
 
-Each process sees a part of the images; all end up with the same network.
+Each process trains on a part of the images; all end with the same network.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def make_network() -> gluon.Block:
         gluon.nn.Dense(64, activation="relu"),
         gluon.nn.Dense(10),
     )
-    # the shapes of the parameters are known when the first batch comes
+    # shapes are unknown until the first batch
     net.initialize(mx.init.Xavier())
     net.hybridize()
     return net
@@ -54,7 +54,7 @@ def to_arrays(images: np.ndarray, labels: np.ndarray) -> tuple[mx.nd.NDArray, mx
 
 
 def accuracy(net: gluon.Block, images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the accuracy over all ranks; each rank looks at a part of the images."""
+    """Return the accuracy over all ranks; each rank evaluates a part of the images."""
     mine = slice(hvd.rank(), None, hvd.size())
     batch, answers = to_arrays(images[mine], labels[mine])
     right = (net(batch).argmax(axis=1) == answers).sum()

@@ -1,5 +1,5 @@
-"""Pictures to learn from: MNIST and its like from their IDX files, or digits drawn here. The
-examples share it.
+"""Images for the examples: MNIST and similar data from IDX files, or digits drawn by this
+module.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Part = tuple[np.ndarray, np.ndarray]
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
-    """One IDX file: two zero bytes, the type, the number of dimensions, these as 32-bit numbers,
-    then the values.
+    """Read an IDX file: two zero bytes, the type, the number of dimensions, their sizes as 32-bit
+    integers, then the values.
     """
     path = next((each for each in (folder / name, folder / f"{name}.gz") if each.exists()), None)
     if path is None:
@@ -51,8 +51,8 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
 
 
 def load_idx(folder: Path) -> tuple[Part, Part]:
-    """Images and labels to train with, and to test with. If the test part alone is there, a tenth
-    of it is for that.
+    """Return images and labels for training and for testing. If the folder has only the test part,
+    a tenth of it is used for testing.
     """
     parts = [
         part for part in ("train", "t10k") if any(folder.glob(f"{part}-images-idx3-ubyte*"))
@@ -72,7 +72,7 @@ def load_idx(folder: Path) -> tuple[Part, Part]:
 
 
 def draw_digits(count: int, seed: int) -> Part:
-    """Digits as on a pocket calculator, moved about, under noise: uint8, 28 x 28."""
+    """Draw digits as on a pocket calculator, shifted, with noise: uint8, 28 x 28."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, count)
     images = random.integers(0, 90, (count, 28, 28))

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution and its normalization."""
+    """Return a convolution with its normalization."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -17,7 +17,9 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequenti
 
 
 class Bottleneck(nn.Module):
-    """1x1 to fewer channels, 3x3, 1x1 to four times as many; added to what came in."""
+    """A bottleneck block: 1x1 to fewer channels, 3x3, 1x1 to four times as many, plus the
+    shortcut.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class Bottleneck(nn.Module):
         self.shortcut = (
             nn.Identity() if (stride, inputs) == (1, outputs) else conv(inputs, outputs, 1, stride)
         )
-        # a block begins as its shortcut: large batches train more stably
+        # a block begins as the identity: large batches train more stably
         nn.init.zeros_(self.path[-1][-1].weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,9 @@ class Bottleneck(nn.Module):
 
 
 def resnet(blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> nn.Module:
-    """ResNet-50 by default. ``blocks``: per stage; ``width``: channels of the first stage."""
+    """Return a ResNet, ResNet-50 by default. ``blocks``: per stage; ``width``: channels of the
+    first stage.
+    """
     layers: list[nn.Module] = [conv(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     inputs = width
     for stage, count in enumerate(blocks):

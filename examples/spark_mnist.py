@@ -1,12 +1,13 @@
-"""Handwritten digits on Spark, from a script: one function on a cluster's tasks, with checkpoints.
+"""Handwritten digits on Spark: a script that runs one function in a cluster's tasks, with
+checkpoints.
 
     spark-submit examples/spark_mnist.py --num-proc 4 --checkpoint /shared/mnist.pt
     # try it on this machine
     python examples/spark_mnist.py --master "local-cluster[2,1,1024]" --num-proc 2
 
-Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files
-from a folder that all executors see. A checkpoint on storage that they see is written after every
-epoch, and training resumes from it.
+Without ``--data`` it uses scikit-learn's digits; with it, MNIST's IDX files from a folder that all
+executors can read. A checkpoint on shared storage is written after every epoch, and training
+resumes from it.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 def train(
     data: str | None, epochs: int, batch_size: int, lr: float, checkpoint: str | None
 ) -> float:
-    """One rank's work; the accuracy over all ranks."""
+    """Train on one rank. Return the accuracy over all ranks."""
     hvd.init()
     torch.manual_seed(42)
     images, labels, test_images, test_labels = load_mnist(Path(data)) if data else load_digits()
@@ -84,12 +85,12 @@ def train(
                 "optimizer": optimizer.state_dict(),
             }
             torch.save(state, f"{checkpoint}.new")
-            os.replace(f"{checkpoint}.new", checkpoint)  # never half a file
+            os.replace(f"{checkpoint}.new", checkpoint)  # atomically
     return test(model, test_images, test_labels)
 
 
 def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the accuracy over all ranks; each rank looks at a part of the rows."""
+    """Return the accuracy over all ranks; each rank evaluates a part of the rows."""
     model.eval()
     with torch.no_grad():
         right = (

@@ -1,12 +1,11 @@
-"""From raw rows to predictions on Spark: features, a network trained on two workers, and a column
-of scores.
+"""A pipeline on Spark from raw rows to predictions: features, a network trained on two workers, and
+a column of scores.
 
     python examples/spark_pipeline.py --framework torch --num-proc 2    # or keras
     spark-submit examples/spark_pipeline.py --num-proc 8 --data /shared/mnist \\
         --work hdfs:///user/me/mnist
 
-Without ``--data`` it takes the digits that ship inside scikit-learn; with it, MNIST's IDX files
-from a folder.
+Without ``--data`` it uses scikit-learn's digits; with it, MNIST's IDX files from a folder.
 """
 
 import argparse
@@ -42,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(data: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels of each image in a row, and its digit."""
+    """Return a row for each image: its pixels and its digit."""
     if data:
         sys.path.insert(0, str(Path(__file__).parent))
         from torch_digits import load_mnist

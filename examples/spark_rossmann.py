@@ -1,13 +1,13 @@
-"""Sales of drug stores from tables on Spark: categories become embeddings, and the log of the sales
-is learned.
+"""Predict sales of drug stores from tables on Spark, with embeddings of categories. The target is
+the log of the sales.
 
     python examples/spark_rossmann.py --num-proc 2
     spark-submit examples/spark_rossmann.py --stores 1000 --days 900 --num-proc 8 \\
         --work hdfs:///user/me/sales
 
-Columns and measure, the root of the mean squared error in percent (RMSPE), come from Kaggle's
-Rossmann competition. The rows are made here: stores of several types, promotions, holidays, rivals
-near and far, seasons. The last four weeks are predicted from the earlier ones.
+The columns, and the metric (root mean square percentage error, RMSPE), follow Kaggle's Rossmann
+competition. The rows are synthetic: stores of several types, promotions, holidays, competitors near
+and far, seasons. The last four weeks are predicted from the earlier ones.
 """
 
 import argparse
@@ -55,13 +55,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def rows(stores: int, days: int, random: np.random.Generator) -> list[tuple]:
-    """Return rows of COLUMNS. The nearest rival of some stores is unknown; a closed store sells
-    nothing.
+    """Return rows of COLUMNS. The distance to the nearest competitor is unknown for some stores; a
+    closed store has no sales.
     """
     size = random.normal(8.7, 0.4, stores)  # the log of the sales on a usual day
     kinds = random.integers(0, 4, stores)
     distance = np.round(random.lognormal(7.5, 1.0, stores), -1)
-    of_week = random.normal(0, 0.15, (4, 7))  # each type of store has a week of its own
+    of_week = random.normal(0, 0.15, (4, 7))  # each type of store has its own weekly pattern
     of_promo = np.array([0.35, 0.15, 0.25, 0.4])
     holidays = {day: "abc"[number % 3] for number, day in enumerate(range(5, days, 30))}
     found = []
@@ -84,7 +84,7 @@ def rows(stores: int, days: int, random: np.random.Generator) -> list[tuple]:
 
 
 def prepared(raw):
-    """Open days, with columns of numbers made of dates and skewed ones."""
+    """Return the open days, with numeric columns derived from dates and from skewed columns."""
     date = F.col("date")
     return raw.where("sales > 0").select(
         "store",
@@ -102,7 +102,7 @@ def prepared(raw):
 
 
 def features() -> list:
-    """Stages of the pipeline: text to numbers, unknown distances, numbers of one size."""
+    """Return the stages of the pipeline: index text, impute unknown distances, scale numbers."""
     return [
         StringIndexer(inputCol="store_type", outputCol="type_index", handleInvalid="keep"),
         StringIndexer(inputCol="state_holiday", outputCol="holiday_index", handleInvalid="keep"),
@@ -113,8 +113,8 @@ def features() -> list:
 
 
 def network(stores: int, mean: float) -> keras.Model:
-    """Return a network with an embedding for each category, and the numbers. It begins with the
-    mean.
+    """Return a network of an embedding per category and the numeric columns. It initially predicts
+    the mean.
     """
     sizes = {"store": stores, "day_of_week": 7, "month": 12, "type_index": 5, "holiday_index": 5}
     inputs, parts = [], []
@@ -131,13 +131,13 @@ def network(stores: int, mean: float) -> keras.Model:
 
 
 def rmspe(log_sales, predicted):
-    """Return the measure of a batch, for logs."""
+    """Return the RMSPE of a batch, for logs."""
     difference = ops.reshape(predicted, (-1,)) - ops.reshape(log_sales, (-1,))
     return ops.sqrt(ops.mean(ops.square(1 - ops.exp(difference))))
 
 
 def error(frame, predicted) -> float:
-    """RMSPE of a column."""
+    """Return the RMSPE of a column."""
     return frame.select(F.sqrt(F.avg((1 - predicted / F.col("sales")) ** 2))).first()[0]
 
 

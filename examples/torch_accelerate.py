@@ -1,4 +1,4 @@
-"""Hugging Face's Accelerate on Farandole's wires: one line before the Accelerator.
+"""Hugging Face's Accelerate on Farandole's transports: one line before the Accelerator.
 
 farandole run -np 2 python examples/torch_accelerate.py
 torchrun --standalone --nproc-per-node 2 examples/torch_accelerate.py
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8, help="rows per process")
     arguments = parser.parse_args()
 
-    # Accelerate itself takes Gloo on CPUs, unless there is a group
+    # otherwise Accelerate creates a Gloo group on CPUs
     dist.init_process_group("farandole")
     accelerator = Accelerator(cpu=True)
     model = make_model()

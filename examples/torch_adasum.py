@@ -1,5 +1,5 @@
-"""Adasum: gradients that agree are averaged, gradients that have nothing to do with each other are
-added up. So the learning rate of one process may stay as it is for any number of ranks.
+"""Adasum averages parallel gradients and adds up orthogonal ones, so the learning rate of one
+process fits any number of ranks.
 
     farandole run -np 2 python examples/torch_adasum.py
 """
@@ -33,7 +33,7 @@ def main() -> None:
         optimizer, named_parameters=model.named_parameters(), op=hvd.Adasum
     )
 
-    torch.manual_seed(1 + hvd.rank())  # every rank has data of its own
+    torch.manual_seed(1 + hvd.rank())  # different data on each rank
     for step in range(arguments.steps):
         rows = torch.randn(arguments.batch_size, 20)
         optimizer.zero_grad()

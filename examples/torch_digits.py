@@ -1,10 +1,10 @@
-"""Train a small convolutional net on handwritten digits, on one process or on many.
+"""Train a small convolutional network on handwritten digits, in one process or in many.
 
     python examples/torch_digits.py                        # one process
     farandole run -np 2 python examples/torch_digits.py    # the same script on two
 
-Without ``--data`` it takes the 1,797 digits (8x8) that ship inside scikit-learn. With ``--data
-DIR`` it takes MNIST from the IDX files in DIR, gzipped or not.
+Without ``--data`` it uses scikit-learn's 1,797 digits (8x8). With ``--data DIR`` it uses MNIST from
+the IDX files in DIR, gzipped or not.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def load_digits() -> list[torch.Tensor]:
     from sklearn.datasets import load_digits as bundled
 
     images, labels = bundled(return_X_y=True)
-    # one fixed split, whatever --seed says
+    # the same split for any --seed
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = images[order].reshape(-1, 1, 8, 8) / 16.0, labels[order]
     return as_tensors(images[:1437], labels[:1437], images[1437:], labels[1437:])
@@ -72,7 +72,7 @@ def load_digits() -> list[torch.Tensor]:
 def load_mnist(folder: Path) -> list[torch.Tensor]:
     images = read_idx(folder, "t10k-images-idx3-ubyte")[:, None] / 255.0
     labels = read_idx(folder, "t10k-labels-idx1-ubyte")
-    # only the test part is there: share it out
+    # only the test part exists: split it
     if find_idx(folder, "train-images-idx3-ubyte") is None:
         return as_tensors(images[:9000], labels[:9000], images[9000:], labels[9000:])
     train_images = read_idx(folder, "train-images-idx3-ubyte")[:, None] / 255.0
@@ -84,8 +84,8 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
-    """An IDX file of bytes: 0, 0, 8 (uint8), the number of dimensions, each as a big-endian uint32,
-    then the values.
+    """Read an IDX file of bytes: 0, 0, 8 (uint8), the number of dimensions, their sizes as
+    big-endian uint32, then the values.
     """
     path = find_idx(folder, name)
     if path is None:
@@ -105,7 +105,7 @@ def as_tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
     return [torch.tensor(array).to(kind) for array, kind in zip(arrays, kinds, strict=True)]
 
 
-# The model, and its way through one epoch.
+# The model, and one epoch of training.
 
 
 def make_model(side: int) -> nn.Module:
@@ -125,11 +125,11 @@ def make_model(side: int) -> nn.Module:
 
 
 def my_share(rows: int, seed: int, epoch: int) -> torch.Tensor:
-    """This rank's rows of one epoch. All ranks shuffle equally, then take every size-th row.
+    """Return this rank's rows of one epoch. All ranks shuffle in the same order, then take every
+    size-th row.
 
-    Every rank must take the same number of steps, or some would wait for gradients that never come.
-    So the first few rows of the epoch are used twice when the number of ranks does not divide the
-    rows.
+    Every rank must take the same number of steps; otherwise some would wait for gradients forever.
+    If the rows do not divide evenly, the first few rows of the epoch are therefore used twice.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1000 * seed + epoch))
     missing = -rows % hvd.size()
@@ -137,17 +137,17 @@ def my_share(rows: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def learning_rate(base: float, epoch: float, epochs: int) -> float:
-    """``size`` ranks take steps ``size`` times as large (their batch is), after a few epochs to get
-    there.
+    """Return the rate of an epoch: ``size`` times the base rate, because the batch is ``size``
+    times as large, after a warm-up of a few epochs.
 
-    Along a cosine the rate falls to nothing at the end, so that the last epochs settle.
+    The rate then follows a cosine down to zero.
     """
     warm_up = min(1.0, epoch / WARMUP_EPOCHS)
     return base * (1 + warm_up * (hvd.size() - 1)) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
 def train(model, optimizer, images, labels, arguments, epoch) -> float:
-    """One epoch over this rank's rows; the mean loss over all ranks."""
+    """Train one epoch on this rank's rows. Return the mean loss over all ranks."""
     model.train()
     share = my_share(len(labels), arguments.seed, epoch)
     batches = share.split(arguments.batch_size)
@@ -170,7 +170,7 @@ def test(model, images, labels) -> tuple[float, float]:
     """Return mean loss and accuracy over the whole test set; each rank computes a part."""
     model.eval()
     loss = correct = 0.0
-    # parts may differ by a row: nothing here waits
+    # parts may differ by one row: no collective in the loop
     mine = torch.arange(hvd.rank(), len(labels), hvd.size())
     with torch.no_grad():
         for rows in mine.split(1000):
@@ -182,18 +182,18 @@ def test(model, images, labels) -> tuple[float, float]:
 
 
 def mean_over_ranks(name: str, count: int, *sums: float) -> list[float]:
-    """Exact means: the sums of all ranks over the counts of all ranks."""
+    """Return exact means: all ranks' sums divided by all ranks' counts."""
     total = hvd.allreduce(
         torch.tensor([count, *sums], dtype=torch.float64), op=hvd.Sum, name=f"metrics.{name}"
     )
     return (total[1:] / total[0]).tolist()
 
 
-# Checkpoints: only rank 0 touches the file, and sends its content to the others.
+# Checkpoints: only rank 0 accesses the file, and broadcasts its content.
 
 
 def resume(path: Path | None, model, optimizer) -> int:
-    """Give every rank rank 0's state; the epoch to begin with."""
+    """Broadcast rank 0's checkpoint to all ranks. Return the first epoch to train."""
     epoch = 0
     if path and path.exists() and hvd.rank() == 0:
         try:
@@ -213,7 +213,7 @@ def resume(path: Path | None, model, optimizer) -> int:
 
 def save(path: Path | None, model, optimizer, epoch: int) -> None:
     if path and hvd.rank() == 0:
-        # never leave half a checkpoint under the real name
+        # written atomically
         partial = path.with_name(path.name + ".partial")
         torch.save(
             {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
@@ -228,7 +228,7 @@ def main() -> None:
     train_images, train_labels, test_images, test_labels = data
 
     hvd.init()
-    if hvd.size() > 1:  # ranks share the cores; torch would take all of them in every rank
+    if hvd.size() > 1:  # ranks share the cores; by default torch uses all of them in every rank
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     torch.manual_seed(arguments.seed)
     model = make_model(train_images.shape[-1])

@@ -1,5 +1,5 @@
-"""A batch that does not fit, in parts: the gradients of several backward passes are added up, then
-exchanged once.
+"""Gradient accumulation for batches that exceed memory: the gradients of several backward passes
+are added up, then exchanged once.
 
 farandole run -np 2 python examples/torch_gradient_accumulation.py --passes 4
 """
@@ -35,14 +35,14 @@ def main() -> None:
         backward_passes_per_step=arguments.passes,
     )
 
-    torch.manual_seed(1 + hvd.rank())  # every rank has data of its own
+    torch.manual_seed(1 + hvd.rank())  # different data on each rank
     for step in range(arguments.steps):
         optimizer.zero_grad()
         total = 0.0
         for _ in range(arguments.passes):
             rows = torch.randn(arguments.batch_size, 20)
             loss = nn.functional.mse_loss(model(rows), rows @ truth / 20**0.5)
-            (loss / arguments.passes).backward()  # gradients add up: divide for their mean
+            (loss / arguments.passes).backward()  # gradients are summed: divide for the mean
             total += loss.item() / arguments.passes
         optimizer.step()
         if hvd.rank() == 0 and (step % 10 == 0 or step == arguments.steps - 1):

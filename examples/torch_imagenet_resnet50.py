@@ -4,8 +4,8 @@
     farandole run -np 2 python examples/torch_imagenet_resnet50.py --synthetic 64 \\
         --image-size 64 --epochs 1
 
-The folders hold one folder of images per class (read with torchvision). ``--synthetic`` makes up so
-many images.
+The folders contain one folder of images per class (read with torchvision). ``--synthetic N``
+generates N random images instead.
 """
 
 import argparse
@@ -82,7 +82,9 @@ def datasets(arguments: argparse.Namespace) -> tuple[Dataset, Dataset]:
 
 
 def learning_rate(arguments: argparse.Namespace, epoch: float) -> float:
-    """Up to ``size`` times the rate of one process, a tenth of it after epochs 30, 60 and 80."""
+    """Return the rate: warm-up to ``size`` times the rate of one process, then divided by 10 after
+    epochs 30, 60 and 80.
+    """
     scale = arguments.batches_per_step * arguments.batch_size / 32
     if epoch < arguments.warmup_epochs:
         factor = 1 + (hvd.size() - 1) * epoch / arguments.warmup_epochs
@@ -118,7 +120,7 @@ def validate(model, loader, device) -> tuple[float, float]:
 
 
 class Mean:
-    """A mean over the batches of all ranks."""
+    """The mean over the batches of all ranks."""
 
     def __init__(self, name: str) -> None:
         self.name, self.sums = name, torch.zeros(2, dtype=torch.float64)

@@ -1,10 +1,9 @@
-"""Uneven data: ranks that have run out of batches join, and the others continue without waiting for
-them.
+"""Uneven data: ranks that run out of batches call join(), and the others continue without them.
 
     farandole run -np 2 python examples/torch_join.py
 
-Where all ranks can be given as many batches (farandole.data.DistributedSampler), joining is not
-needed.
+If all ranks can have the same number of batches (farandole.data.DistributedSampler), join() is
+unnecessary.
 """
 
 import argparse
@@ -28,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     hvd.init()
-    torch.manual_seed(hvd.rank())  # other rows on each rank; the weights are broadcast
+    torch.manual_seed(hvd.rank())  # different rows on each rank; the weights are broadcast
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -40,13 +39,13 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True)).backward()
         optimizer.step()
-    last = hvd.join()  # from here on this rank adds zeros to what the others reduce
+    last = hvd.join()  # from now on this rank contributes zeros to the others' reductions
     print(
         f"rank {hvd.rank()} trained on {batches} batches; the last to finish was rank {last}",
         flush=True,
     )
 
-    # A rank that joined early has missed steps: the last one has the parameters of all of them.
+    # A rank that joined early has missed steps; the last rank to join has taken all of them.
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     weights = hvd.allgather_object(model.weight.sum().item())
     if hvd.rank() == 0:

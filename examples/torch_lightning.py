@@ -1,4 +1,4 @@
-"""Lightning 2 on Farandole's wires: one word of its DDPStrategy.
+"""Lightning 2 on Farandole's transports: one argument of its DDPStrategy.
 
 farandole run -np 2 python examples/torch_lightning.py
 torchrun --standalone --nproc-per-node 2 examples/torch_lightning.py
@@ -52,9 +52,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     trainer = lightning.Trainer(
-        # as many as were started on this host
         accelerator="cpu",
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),  # the number of processes on this host
         num_nodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy=DDPStrategy(process_group_backend="farandole"),
         max_epochs=arguments.epochs,

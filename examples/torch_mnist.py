@@ -4,7 +4,7 @@
     farandole run -np 2 python examples/torch_mnist.py --data DIR
     python examples/torch_mnist.py --num-proc 2                      # starts its own processes
 
-Without ``--data`` it takes the digits that ship inside scikit-learn.
+Without ``--data`` it uses scikit-learn's digits.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def train(arguments: argparse.Namespace) -> float:
 
 
 def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the accuracy over all ranks; each rank looks at a part of the rows."""
+    """Return the accuracy over all ranks; each rank evaluates a part of the rows."""
     model.eval()
     with torch.no_grad():
         right = (

@@ -30,13 +30,13 @@ def make_layers() -> list[nn.Module]:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of all workers together."""
+    """Return the global batch of a step."""
     rows = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
     return rows, rows.sum(1, keepdim=True).sin()
 
 
 def train(schedule: str, workers: int, micro_batches: int, steps: int) -> list[float]:
-    """The loss of each step, the same on all ranks. ``workers``: in one pipeline."""
+    """Train. Return the loss of each step, the same on all ranks. ``workers``: in one pipeline."""
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // workers, workers), mesh_dim_names=("data", "pipe")
     )

@@ -1,5 +1,5 @@
-"""Process sets: collectives among some of the ranks, here the even and the odd ones, each training
-a model of its own.
+"""Process sets: collectives among some of the ranks. Here the even and the odd ranks train separate
+models.
 
 farandole run -np 4 python examples/torch_process_sets.py
 """
@@ -22,7 +22,7 @@ def main() -> None:
     hvd.init(process_sets="dynamic")
     if hvd.size() < 2:
         raise SystemExit("this example needs two ranks or more: farandole run -np 2 ...")
-    # all ranks add all sets, also those that they are not in
+    # all ranks add all sets, including sets without them
     even = hvd.add_process_set(range(0, hvd.size(), 2))
     odd = hvd.add_process_set(range(1, hvd.size(), 2))
     mine, target = (even, 1.0) if even.included() else (odd, -1.0)
@@ -30,7 +30,7 @@ def main() -> None:
     torch.manual_seed(hvd.rank())
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # equal weights inside each set; roots are numbers in the whole job
+    # equal weights within each set; root_rank is a rank of the whole job
     for parameter in model.parameters():
         hvd.broadcast_(parameter.data, root_rank=mine.ranks[0], process_set=mine)
     optimizer = hvd.DistributedOptimizer(

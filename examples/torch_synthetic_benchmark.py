@@ -1,5 +1,5 @@
-"""Training speed of a network on made-up data, in images per second, printed as by Horovod's
-benchmark.
+"""Training speed of a network on random data, in images per second, in the output format of
+Horovod's benchmark.
 
 farandole run -np 2 python examples/torch_synthetic_benchmark.py --batch-size 8 --num-iters 3
 """

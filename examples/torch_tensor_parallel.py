@@ -1,7 +1,7 @@
-"""A model whose matrices are on different workers (DTensor), and several copies of it (FSDP2).
+"""A model whose matrices are divided among workers (DTensor), and several replicas of it (FSDP2).
 
 farandole run -np 2 python examples/torch_tensor_parallel.py     # each matrix on 2 workers
-# 2 x 2: sharded once more over those with other data
+# 2 x 2: also sharded over the workers with other data
 farandole run -np 4 python examples/torch_tensor_parallel.py
 """
 
@@ -30,13 +30,15 @@ def make_model() -> nn.Module:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of all workers together."""
+    """Return the global batch of a step."""
     rows = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
     return rows, rows.sum(1, keepdim=True).sin()
 
 
 def train(workers: int, steps: int) -> list[float]:
-    """The loss of each step, the same on all ranks. ``workers``: those that share each matrix."""
+    """Train. Return the loss of each step, the same on all ranks. ``workers``: the number of
+    workers that share each matrix.
+    """
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // workers, workers), mesh_dim_names=("data", "tensor")
     )

@@ -1,5 +1,5 @@
-"""Hugging Face's Trainer on Farandole's wires: one line before the TrainingArguments. The model, a
-tiny Llama made on the spot, learns to count.
+"""Hugging Face's Trainer on Farandole's transports: one line before the TrainingArguments. A tiny,
+randomly initialized Llama learns to count.
 
 farandole run -np 2 python examples/torch_trainer.py
 torchrun --standalone --nproc-per-node 2 examples/torch_trainer.py
@@ -19,7 +19,7 @@ WORDS = 16
 
 
 class Counting(Dataset):
-    """Rows of numbers that follow each other."""
+    """Rows of consecutive numbers."""
 
     def __len__(self) -> int:
         return 64
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8, help="rows per process")
     arguments = parser.parse_args()
 
-    # the Trainer itself takes Gloo on CPUs, unless there is a group
+    # otherwise the Trainer creates a Gloo group on CPUs
     dist.init_process_group("farandole")
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(

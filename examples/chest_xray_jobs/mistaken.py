@@ -1,9 +1,9 @@
-"""The same training with the usual mistakes of a first distributed program.
+"""The same training, with common mistakes of a first distributed program.
 
 The optimizer is not wrapped, so no gradient is exchanged. All ranks read all images in the same
-order. The epochs are divided by the number of ranks, after which early stopping cannot stop. Four
-ranks then finish in a fraction of the time: each has done a quarter of the training, and the same
-one. The log, the page and ``farandole compare`` report this within the first 20 steps.
+order. The epochs are divided by the number of ranks, so early stopping never triggers. Four ranks
+finish in a fraction of the time because each has done the same quarter of the training. The log,
+the dashboard and ``farandole compare`` report this within the first 20 steps.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tell chest X-rays with signs of pneumonia from normal ones, on one process or on several.
+"""Classify chest X-rays as normal or with signs of pneumonia, in one process or in several.
 
     farandole submit --nodes 4 -- python train.py --data chests.npz --epochs 12
 
@@ -41,7 +41,7 @@ model = keras.Sequential(
         layers.Dense(1, activation="sigmoid"),
     ]
 )
-# Four ranks take steps of four times as many images: with Adam, the rate grows by the square root.
+# Four ranks have a batch four times as large: with Adam, the rate scales with its square root.
 rate = arguments.lr * hvd.size() ** 0.5
 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(rate), shard=True)
 model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
