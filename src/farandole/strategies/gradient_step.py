@@ -185,8 +185,8 @@ class GradientStep:
         self.stale = self.announced_none and not new_gradients
 
     def can_announce_none(self, stock: Inventory) -> bool:
-        """Return whether this rank may announce no gradients. Existing gradients of which none was
-        computed in this step belong to an earlier step.
+        """Return whether this rank may announce no gradients. Gradients that exist before the first
+        backward pass belong to an earlier step.
         """
         fresh = self.new_gradients or self.reduced
         return not self.stale and (fresh or not stock.has_gradient())

@@ -89,8 +89,7 @@ def check_growth(label: str, strategy: Strategy, before: float, after: float) ->
         UNSUITED_OPTIMIZER.finding(
             f"{label}: the outer step of strategy={strategy.spec!r} has multiplied the norm of the"
             f" weights by {after / before:.3g}, from {before:.3g} to {after:.3g}: it is too long."
-            " Use a smaller lr or an outer momentum of 0.5, or leave momentum out of the inner"
-            " optimizer",
+            " Use a smaller lr, an outer momentum of 0.5, or an inner optimizer without momentum",
             where=f"growth {strategy.spec}",
         )
     )
@@ -121,9 +120,9 @@ def _of_votes(inner: InnerOptimizer, codec: Codec | None) -> str:
     if not (isinstance(codec, Voting) and codec.votes):
         return ""
     return (
-        f"codec={codec.spec!r} gives -1, 0 or 1 for each number, so {inner.name} with rate"
+        f"codec={codec.spec!r} sends only -1, 0 or 1 for each element, so {inner.name} with rate"
         f" {inner.rate:g} and momentum {value:g} moves each weight by up to {length:g} in a step."
-        " Use a rate as for Adam, 0.001, and momentum 0 (codec 'sign:0.9' has its own)"
+        " Use a rate as for Adam, 0.001, and momentum 0 (codec 'sign:0.9' has its own momentum)"
     )
 
 
@@ -131,9 +130,9 @@ def _of_late_numbers(inner: InnerOptimizer, codec: Codec | None) -> str:
     if codec is None or not inner.adaptive or not getattr(codec, "late", False):
         return ""
     return (
-        f"codec={codec.spec!r} sends numbers late or rounded, and {inner.name} divides by their"
-        " size, which exceeds the size of the gradients: it learns more slowly. Use SGD with"
-        " momentum, or codec 'int8', 'powersgd:2' or 'threshold:0.01'"
+        f"codec={codec.spec!r} sends delayed or rounded values, and {inner.name} divides by their"
+        " magnitude, which exceeds the gradients' magnitude, so it learns more slowly. Use SGD"
+        " with momentum, or codec 'int8', 'powersgd:2' or 'threshold:0.01'"
     )
 
 
@@ -142,9 +141,9 @@ def _of_outer_steps(inner: InnerOptimizer, strategy: Strategy | None) -> str:
     if strategy is None or inner.adaptive or value < _MUCH or reach <= _FAR:
         return ""
     return (
-        f"strategy={strategy.spec!r} has an outer optimizer whose momentum multiplies the change of"
-        f" each exchange by up to {reach:g}, and {inner.name} inside has momentum {value:g}:"
-        " weights may grow without bound. Leave the inner momentum out, or use an outer momentum"
-        " of 0.5 or less and a smaller lr, as in"
+        f"strategy={strategy.spec!r} has an outer momentum that multiplies the change of each"
+        f" exchange by up to {reach:g}, and the inner optimizer {inner.name} has momentum"
+        f" {value:g}: weights may grow without bound. Remove the inner momentum, or use an outer"
+        " momentum of 0.5 or less and a smaller lr, as in"
         f" '{strategy.spec.partition(',')[0]},lr=0.5,momentum=0.5'"
     )

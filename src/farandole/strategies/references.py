@@ -28,8 +28,8 @@ class NoReference:
         """See ``contracts.SharedReference``."""
         *others, last = strategies_with_codecs()
         return (
-            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of"
-            f" their own. Remove one of them, or use {', '.join(others)} or {last}"
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep separate"
+            f" weights. Remove one of them, or use {', '.join(others)} or {last}"
         )
 
     def encoding(self, codec: Codec | None, owner: object) -> Encoding:
@@ -63,13 +63,13 @@ class MeanReference(NoReference):
             return ""
         if self.outer:
             return (
-                f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights"
-                f" would move by up to {self.reach:g} in each exchange (lr / (1 - momentum)), where"
-                f" {_REACH:g} is the most: give lr=0.002, as for Adam, or take int8, onebit, topk"
-                " or another codec that sends sizes"
+                f"sends only -1, 0 or 1 for each element, and with strategy={strategy.spec!r}"
+                f" weights would move by up to {self.reach:g} in each exchange (lr / (1 -"
+                f" momentum)); the limit is {_REACH:g}. Use lr=0.002, as for Adam, or int8, onebit,"
+                " topk or another codec that sends magnitudes"
             )
         return (
-            f"sends only -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights"
+            f"sends only -1, 0 or 1 for each element, and with strategy={strategy.spec!r} weights"
             " would move by that much in each exchange. Remove one of them, or use int8, onebit,"
             " topk or another codec that sends magnitudes"
         )

@@ -426,10 +426,11 @@ class StatefulExchange:
         for place, (kept, weight) in enumerate(zip(slot, weights, strict=False)):
             if kept.shape != weight.shape:
                 raise ValueError(
-                    f"the checkpoint's state of strategy {self.strategy.spec!r} belongs to another"
-                    f" model: {names[place] if names else f'weight {place}'!r} has shape"
-                    f" {kept.shape} there and {weight.shape} here. Load the state of a run with"
-                    " the same model, or remove the state to restart the strategy"
+                    f"the checkpoint's state of strategy {self.strategy.spec!r} belongs to a"
+                    f" different model: {names[place] if names else f'weight {place}'!r} has shape"
+                    f" {kept.shape} in the checkpoint and {weight.shape} in this model. Load the"
+                    " state of a run with the same model, or remove the state to restart the"
+                    " strategy"
                 )
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class NeighbourExchange:
         """Raise ValueError on all ranks if their weights differ. The first call is collective;
         later ones do nothing.
         """
-        if not self._compared:  # equal message sizes are no proof of equal weights
+        if not self._compared:  # equal message sizes do not prove equal weights
             self._compared = True
             check_same_weights(self._engine, self._name, self._ranks, arrays, names)
 
@@ -82,9 +82,9 @@ class NeighbourExchange:
             begin = end - count + head.size
             if not np.array_equal(received[end - count : begin], head):
                 raise ValueError(
-                    f"{label_of(self._name)}: rank {self._ranks[rank]} sent different weights than"
-                    f" rank {self._ranks[self._engine.rank]} has: {_listed(names)}. Add, freeze and"
-                    " unfreeze parameters in the same step on all ranks"
+                    f"{label_of(self._name)}: rank {self._ranks[rank]} sent weights that do not"
+                    f" match rank {self._ranks[self._engine.rank]}'s: {_listed(names)}. Add, freeze"
+                    " and unfreeze parameters in the same step on all ranks"
                 )
             messages[rank] = received[begin:end]
         return messages

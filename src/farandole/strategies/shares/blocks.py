@@ -20,7 +20,7 @@ class Shares(NamedTuple):
 
 def block(rank: int, size: int, total: int) -> Shares:
     """Return the shares of ``rank`` in a job of ``size`` ranks: contiguous blocks in the order of
-    the ranks, of which the first ``total % size`` have one more share.
+    the ranks; the first ``total % size`` blocks have one more share.
 
     Raises ValueError if there are more ranks than shares, or no such rank.
     """
