@@ -1,1 +1,3 @@
-"""The layers below the frameworks: the shared API, the engine, transports and their algorithms."""
+"""The layers below the frameworks: the shared API, the engine, the transports and their
+algorithms.
+"""

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _DTYPES = {dtype.value: dtype for dtype in DType}
-# Types without arithmetic here, moved as another type of the same size.
+# Types without arithmetic here, moved as a different type of the same size.
 _CARRIERS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64, "complex64": np.int64}
 
 
 class ArrayBinding:
-    """See ``contracts.Binding``. A bfloat16 array has a dtype of that name, as in ml_dtypes."""
+    """See ``contracts.Binding``. bfloat16 arrays have a dtype of that name, as in ml_dtypes."""
 
     def buffer(self, tensor: Array) -> Buffer:
         dtype = _DTYPES.get(tensor.dtype.name)

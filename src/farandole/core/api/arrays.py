@@ -35,9 +35,9 @@ def broadcast_arrays(
     """Return ``root_rank``'s arrays on every rank, sent in one piece.
 
     ``arrays``: any types and layouts; the same list on all ranks. Arrays of objects (strings) are
-    pickled and sent separately. ``owners``: the variables that will hold the results, if they can
-    be read with ``read`` at the end of the job. Raises ValueError on all ranks, with the first
-    difference, if shapes or types differ.
+    pickled and sent separately. ``owners``: the variables that will hold the results, if ``read``
+    can read them at the end of the job. Raises ValueError on all ranks, with the first difference,
+    if shapes or types differ.
     """
     engine = context.engine(process_set)
     root = place_of(root_rank, process_set)
@@ -87,7 +87,7 @@ def _unpacked(
         if array.dtype.hasobject:
             results.append(next(received))
             continue
-        # a copy, as a piece may begin anywhere, and frameworks require alignment
+        # a copy: a piece may begin anywhere, but frameworks require alignment
         results.append(
             flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy()
         )
@@ -98,8 +98,8 @@ def _unpacked(
 def _unchanged(
     owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
 ) -> Callable[[], bool | None]:
-    """Return a function that reports whether ``owners`` still hold ``values``. Deleted owners do
-    not count; it returns None if all are deleted. Objects are not compared.
+    """Return a function that returns whether ``owners`` still hold ``values``; None if all owners
+    are deleted. Deleted owners do not count. Objects are not compared.
     """
     pairs = [
         (owner, value)

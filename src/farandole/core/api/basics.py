@@ -1,5 +1,5 @@
-"""Names in every framework's module that do not depend on its tensors: the job, process sets and
-operations.
+"""The names of every framework's module that do not depend on its tensors: the job, process sets
+and operations.
 """
 
 from __future__ import annotations

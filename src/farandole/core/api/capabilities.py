@@ -1,5 +1,5 @@
-"""Queries for libraries and devices. In Horovod the answers depend on its compilation; here nothing
-is compiled.
+"""Queries for libraries and devices. In Horovod the answers depend on compilation; this package is
+not compiled.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def mpi_enabled() -> bool:
 def mpi_threads_supported() -> bool:
     """Return whether threads of the program may call MPI.
 
-    Afterwards MPI is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job; after
-    ``init(comm=...)`` with some of its ranks, it has further ones. Raises ValueError if MPI does
-    not have these ranks, as in a job that was not started with mpirun.
+    Afterwards MPI is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of this job, or more
+    ranks after ``init(comm=...)`` with a subset. Raises ValueError if MPI does not have these
+    ranks, as in a job that was not started with mpirun.
     """
     context.settings()
     if not mpi_enabled():

@@ -1,5 +1,5 @@
 """The public collectives of all frameworks. Each form (blocking, asynchronous, in place, grouped)
-takes a few lines over the methods in ``core/api/ops``.
+is a few lines on top of ``core/api/ops``.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -72,7 +72,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``allreduce``, and return a handle (an int) at once. ``synchronize(handle)``
+        """Start ``allreduce``, and return a handle (an int) immediately. ``synchronize(handle)``
         returns the new tensor.
         """
         engine = engine_of(process_set, "Allreduce")
@@ -226,7 +226,7 @@ class Collectives(Verbs, Generic[Given, Made]):
     def allgather_async(
         self, tensor: Given, name: str | None = None, process_set: ProcessSet = WORLD
     ) -> int:
-        """Start ``allgather``, and return a handle (an int) at once."""
+        """Start ``allgather``, and return a handle (an int) immediately."""
         engine = engine_of(process_set, "Allgather")
         entry = self._plain(engine, Kind.ALLGATHER, tensor, name)
         return self._start(engine, self._gathered, (tensor,), (entry,), False)
@@ -255,8 +255,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> list[Made]:
-        """Run ``grouped_allgather`` for the parts of a sparse tensor. For frameworks: the ranks
-        also compare ``dense_shape``, if they know it.
+        """Run ``grouped_allgather`` for the parts of a sparse tensor, for frameworks. The ranks
+        also compare ``dense_shape``, if known.
         """
         return self.synchronize(self.gather_rows_async(tensors, dense_shape, name, process_set))
 
@@ -297,7 +297,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``broadcast``, and return a handle (an int) at once."""
+        """Start ``broadcast``, and return a handle (an int) immediately."""
         engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
         return self._start(engine, self._new, (tensor,), (entry,), False)
 
@@ -373,7 +373,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         name: str | None = None,
         process_set: ProcessSet = WORLD,
     ) -> int:
-        """Start ``alltoall``, and return a handle (an int) at once."""
+        """Start ``alltoall``, and return a handle (an int) immediately."""
         engine = engine_of(process_set, "Alltoall")
         entry = self._deal(engine, tensor, splits, name)
         finish = self._received if splits is None else self._rows_and_splits
@@ -420,7 +420,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> int:
-        """Start ``reducescatter``, and return a handle (an int) at once."""
+        """Start ``reducescatter``, and return a handle (an int) immediately."""
         engine = engine_of(process_set, "Reducescatter")
         reduction = reduction_of(reduce_op(None, op), prescale_factor, postscale_factor)
         entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, reduction)
@@ -492,8 +492,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         ),
     )
     def join(self, device: int = -1) -> int:
-        """Take part in the other ranks' allreduces without data, until all ranks have joined.
-        Return the rank that joined last.
+        """Take part in the other ranks' allreduces without data until all ranks have joined. Return
+        the rank that joined last.
 
         A rank calls this when it has no more data. It contributes zeros to sums and averages, and
         neutral elements to other operations.
@@ -502,20 +502,20 @@ class Collectives(Verbs, Generic[Given, Made]):
         context.leave_servers()
         last = int(engine.run((_JOIN,))[0])
         context.return_to_servers()
-        engine.numbers.restart()  # ranks have made as many calls as their data required
+        engine.numbers.restart()  # the number of calls depended on the ranks' data
         return last
 
     @documented()
     def poll(self, handle: int) -> bool | None:
-        """Return whether the collective behind ``handle`` is done. None if the handle is unknown or
-        was synchronized.
+        """Return whether the collective of ``handle`` is done; None if the handle is unknown or was
+        synchronized.
         """
         pending = self._pending.get(handle)
         return None if pending is None else pending.handle.done()
 
     @documented("failed")
     def synchronize(self, handle: int) -> Any:
-        """Wait for the collective, and return its output. None if the handle is unknown or was
+        """Wait for the collective, and return its output; None if the handle is unknown or was
         synchronized.
         """
         pending = self._pending.pop(handle, None)
@@ -537,8 +537,8 @@ class Collectives(Verbs, Generic[Given, Made]):
         self._pending[handle].handle.when_done(call)
 
     def drive(self, handle: int) -> None:
-        """Wait until ``poll(handle)`` is true, or return at once for an unknown handle. This thread
-        runs the collective if no other thread does. Errors of the collective are not raised.
+        """Wait until ``poll(handle)`` is true; return immediately for an unknown handle. This
+        thread runs the collective if no other thread does. Errors of the collective are not raised.
         """
         pending = self._pending.get(handle)
         if pending is not None:

@@ -9,8 +9,8 @@ from farandole.base.types import DType
 
 
 class Compressor:
-    """A compression, which users may subclass: ``compress`` returns the tensor to send and a
-    context for ``decompress``.
+    """A compression that users may subclass: ``compress`` returns the tensor to send and a context
+    for ``decompress``.
     """
 
     @staticmethod
@@ -28,7 +28,7 @@ Compressing = type[Compressor] | Compressor  # the type of ``compression`` argum
 class NoneCompressor(Compressor):
     """Sends tensors unchanged."""
 
-    # the stable public path of this class, which is the same in all frameworks, for pickles
+    # the public path of this class for pickles, stable and the same in all frameworks
     __module__ = "farandole.numpy"
     __qualname__ = "Compression.none"
 
@@ -42,7 +42,7 @@ class NoneCompressor(Compressor):
 
 
 class CastCompressor(Compressor):
-    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` sets the type
+    """Sends floating point tensors as ``dtype``. A framework's ``Compression.fp16`` sets the dtype
     and the binding.
     """
 

@@ -1,9 +1,9 @@
-"""Completes docstrings of public functions from one glossary: an argument has the same meaning in
+"""Completes docstrings of public functions from a glossary: an argument has the same meaning in
 every framework.
 
-Details that are specific to a function are in its docstring; shared arguments and errors are added
-here. ``tests/test_api_pages.py`` generates docs/api/ from the result, and checks that every
-argument is described.
+Details of one function are in its docstring; shared arguments and errors are added here.
+``tests/test_api_pages.py`` generates docs/api/ from the result, and checks that every argument is
+described.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def collective(*raises: str, example: str = "", **arguments: str) -> Callable[[F
 
 
 def like(other: Callable[..., Any]) -> Callable[[F], F]:
-    """Return a decorator that adopts the signature and docstring of ``other``, an equivalent
+    """Return a decorator that copies the signature and docstring of ``other``, an equivalent
     function for users.
 
-    A repeated first line in the decorated function serves editors that do not run the program.
+    Repeat the first line in the decorated function for editors, which do not run the program.
     """
 
     def take_over(function: F) -> F:

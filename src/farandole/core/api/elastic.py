@@ -35,7 +35,7 @@ FIXED = (
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function so that it starts from rank 0's state on all ranks, and restarts
+    """Decorate a training function, so that it starts from rank 0's state on all ranks and restarts
     when ranks are lost or added.
 
     ``func``: the function ``train(state, ...)``. ``state`` is a ``TorchState``, ``KerasState`` or
@@ -44,7 +44,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     In an elastic job (``min_np``), the loss of a rank raises HorovodInternalError on the other
     ranks. They restore the last commit, form a new membership in the same processes without the
     lost rank, and call ``func`` again. When hosts are added or removed, ``state.commit()`` raises
-    HostsUpdatedInterrupt, which has the same effect, but nothing is restored. Before ``func`` is
+    HostsUpdatedInterrupt, which has the same effect, but restores nothing. Before ``func`` is
     called again, the state's reset callbacks run. If the same collective fails three times in a row
     although no rank was lost, all ranks raise RepeatedFailureError.
 
@@ -67,8 +67,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 def run_fn(func: Callable[..., Any], reset: Callable[[], object]) -> Callable[..., Any]:
     """Decorate ``func`` like ``run``, with a function of the program that resets the ranks.
 
-    ``reset`` is called without arguments after HostsUpdatedInterrupt, and, after
-    ``state.restore()``, after HorovodInternalError, also in a job of a fixed size.
+    ``reset`` is called without arguments after HostsUpdatedInterrupt, and after
+    HorovodInternalError and ``state.restore()``, also in a job of a fixed size.
     """
 
     @functools.wraps(func)
@@ -88,7 +88,7 @@ def _loop(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call ``func``, and again after each error in ``survived``.
+    """Call ``func``, and call it again after each error in ``survived``.
 
     In an elastic job, either all ranks synchronize the state or none does: a single rank that
     skipped the synchronization would leave the others waiting.
@@ -126,7 +126,7 @@ def _loop(
                 if _is_own(error):
                     failures.add(error, context.commits())
                     _warn_of_own(error)
-                # An asynchronous centre is never rolled back, and its ranks continue from it.
+                # An asynchronous centre is never rolled back; its ranks continue from it.
                 if not (context.is_elastic() and context.follows_centre()):
                     state.restore()
             elif keeper is not None:
@@ -136,7 +136,7 @@ def _loop(
 
 
 def _keeper(state: Any) -> Any:
-    """Return the keeper of the state's commits; None if they are kept only in this rank's
+    """Return the keeper of the state's commits; None if commits are kept only in this rank's
     memory.
     """
     if not context.takes_part():
@@ -152,7 +152,7 @@ def _keeper(state: Any) -> Any:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Return whether ``error`` shows that a collective has failed. Compiled functions of TensorFlow
+    """Return whether ``error`` means that a collective has failed. Compiled functions of TensorFlow
     and JAX wrap it in their own error classes.
     """
     return isinstance(error, HorovodInternalError) or (
@@ -161,7 +161,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _is_own(error: Exception) -> bool:
-    """Return whether an error is not the consequence of a lost rank, and may occur again."""
+    """Return whether an error was not caused by a lost rank, and may occur again."""
     of_others = isinstance(error, (PeerLostError, ShutDownError))
     return isinstance(error, HorovodInternalError) and not of_others
 

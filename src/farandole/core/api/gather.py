@@ -1,5 +1,5 @@
-"""``gather``: an alltoall with a single receiving rank. Its gradient is that alltoall's in the
-framework.
+"""``gather``: an alltoall with a single receiving rank. Its gradient is the framework's gradient of
+that alltoall.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _rows(tensor: Any) -> Any:
 def gather_by(
     alltoall: Callable[..., Any], rows: Callable[[Any], Any] = _rows
 ) -> Callable[..., Any]:
-    """Return the ``gather`` of a framework with this ``alltoall``. ``rows(tensor)``: returns the
+    """Return the ``gather`` of a framework with this ``alltoall``. ``rows(tensor)`` returns the
     number of rows.
     """
 
@@ -50,7 +50,7 @@ def gather_by(
                 f"gather received invalid root rank {root_rank} for provided process set of"
                 f" {counted(size, 'rank')}: use one of 0 to {size - 1}"
             )
-        # so that the ranks compare the root, even without rows
+        # so that the ranks compare roots, even without rows
         splits = [ELSEWHERE] * size
         splits[root] = rows(tensor)
         label = None if name is None else f"gather.{name}"

@@ -13,7 +13,7 @@ from farandole.core.api.documented import documented
 from farandole.core.api.objects import broadcast_object
 from farandole.job import context
 
-# odd and without a pattern, so that the seeds of neighbouring ranks are unrelated
+# odd and irregular, so that the seeds of neighbouring ranks are unrelated
 _STRIDE = 0x9E3779B97F4A7C15
 _SEEDS = 2**32  # numpy accepts no larger seeds
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 )
 def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) -> None:
     """Print on rank 0 only, or on other ``ranks``. Not collective: ranks that do not print continue
-    at once.
+    immediately.
     """
     size = context.size()
     if ranks != "all":
@@ -64,11 +64,11 @@ def saving(example: str, **arguments: str) -> Callable[[F], F]:
 
 
 def seeded(seed: int) -> int:
-    """Seed the generators of ``random`` and numpy, with the same seed on all ranks. Return a seed
-    for this rank's own generator, from 0 to 2**32 - 1.
+    """Seed ``random`` and numpy with the same seed on all ranks. Return a seed for this rank's own
+    generator, from 0 to 2**32 - 1.
 
-    The returned seed is never ``seed`` itself: rank 0's noise would repeat the initial values of
-    models. Raises ValueError for an invalid seed.
+    The returned seed is never ``seed`` itself: with it, rank 0's noise would repeat the initial
+    values of models. Raises ValueError for an invalid seed.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
@@ -85,7 +85,7 @@ def seeded(seed: int) -> int:
     " rank"
 )
 def seed_everything(seed: int) -> np.random.Generator:
-    """Seed the global generators of Python and numpy in the same way on all ranks. Return a
+    """Seed the global generators of Python and numpy with the same seed on all ranks. Return a
     ``numpy.random.Generator`` with this rank's own seed, for values that must differ, such as
     augmentation and noise.
     """
@@ -99,9 +99,8 @@ def seed_everything(seed: int) -> np.random.Generator:
     example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
 )
 def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Save ``model`` on rank 0 with ``model.save``, atomically: the file is replaced once the new
-    one is on disk, so an interrupted job keeps the old one. All ranks must call this; they continue
-    when the file exists.
+    """Save ``model`` on rank 0 with ``model.save``, atomically: an existing file is replaced once
+    the new one is on disk. Collective: all ranks continue when the file exists.
     """
     if os.path.splitext(path)[1] not in (".keras", ".h5", ".hdf5"):
         raise ValueError(
@@ -113,9 +112,9 @@ def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None
 def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) -> None:
     """Write a file on rank 0, atomically, and return on all ranks when it exists. Collective.
 
-    ``write`` gets a temporary path with the same file name. Until the end, readers of ``path`` find
-    the earlier file. Raises OSError or the exception of ``write`` on rank 0, and a RuntimeError
-    with its text on the other ranks.
+    ``write`` receives a temporary path with the same file name. Until the end, readers of ``path``
+    find the earlier file. Raises OSError or the exception of ``write`` on rank 0, and a
+    RuntimeError with its text on the other ranks.
     """
     error: Exception | None = None
     if context.rank() == 0:
@@ -133,7 +132,7 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
 
 
 def _write_whole(write: Callable[[str], None], path: str) -> None:
-    """Write in a temporary folder next to the target, and move the file once it is on disk."""
+    """Write to a temporary folder next to the target, and move the file once it is on disk."""
     import tempfile  # imported here: few programs save, and it loads shutil
 
     folder, name = os.path.split(os.path.abspath(path))
@@ -144,7 +143,7 @@ def _write_whole(write: Callable[[str], None], path: str) -> None:
         os.chmod(place, mode)
         _sync(place)
         os.replace(place, path)
-    _sync(folder)  # makes the new name durable, too
+    _sync(folder)  # make the new name durable, too
 
 
 def _sync(path: str) -> None:

@@ -1,4 +1,4 @@
-"""The version of Keras that ``tf.keras`` refers to, found without loading it."""
+"""The version of Keras behind ``tf.keras``, determined without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keras_name() -> str:
 
 
 def keras_of(something: object) -> str:
-    """Return the registry name of the Keras that a model or an optimizer belongs to."""
+    """Return the registry name of the Keras version of a model or an optimizer."""
     return (
         "tf_keras"
         if any(base.__module__.startswith("tf_keras.") for base in type(something).__mro__)

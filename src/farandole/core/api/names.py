@@ -1,8 +1,8 @@
 """The public names of the frameworks' modules, in groups.
 
-A module composes its ``__all__`` of these groups and its own names. Type checkers do not run
-``listed``: they see names that a module defines, imports by ``import name as name``, or imports
-with ``import *``.
+A module composes its ``__all__`` from these groups and its own names. Type checkers do not run
+``listed``: they recognize names that a module defines, imports by ``import name as name``, or
+imports with ``import *``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOB = (
 )
 PROCESS_SETS = ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set")
 REDUCTIONS = ("Adasum", "Average", "Max", "Min", "Product", "Sum")
-# In Horovod the answers depend on its compilation.
+# In Horovod the answers depend on compilation.
 BUILT_FOR_ALL = (
     "ccl_built",
     "ddl_built",

@@ -31,7 +31,7 @@ _UNSENT = (
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> T:
-    """Return ``root_rank``'s ``obj`` on every rank. On that rank it is the same object."""
+    """Return ``root_rank``'s ``obj`` on every rank; on ``root_rank``, the same object."""
     engine = context.engine(process_set)
     root_rank = place_of(root_rank, process_set)
     label, serial = _label(engine, "broadcast_object", name)
@@ -82,9 +82,7 @@ def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
 
 
 class _Unsent(NamedTuple):
-    """A replacement for an object that could not be pickled, because the other ranks wait for
-    one.
-    """
+    """A replacement, for the waiting ranks, for an object that could not be pickled."""
 
     why: str
 
@@ -98,7 +96,7 @@ def _agree_on_reading(
     process_set: ProcessSet,
 ) -> None:
     """Raise ValueError on all ranks if any rank could not unpickle the object, so that no rank
-    continues without the others.
+    continues alone.
     """
     text = "" if unread is None else f"{type(unread).__name__}: {unread}"
     message = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
@@ -157,7 +155,7 @@ def _gathered(data: Any, rank: int) -> Any:
 
 
 def _rank(place: int, process_set: ProcessSet) -> int:
-    """Return the rank in the job of number ``place`` in the set."""
+    """Return the job rank of member ``place`` of the set."""
     return place if process_set is WORLD else (process_set.ranks or range(place + 1))[place]
 
 

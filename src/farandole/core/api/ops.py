@@ -1,5 +1,5 @@
-"""The steps of the public collectives (``core/api/collectives``): prepare the entries of a call,
-submit them, and finish the results. Frameworks differ only in their ``Binding``.
+"""The steps of the public collectives (``core/api/collectives``): prepare a call's entries, submit
+them, and finish the results. Frameworks differ only in their ``Binding``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WORLD = context.global_process_set
 INT32_MAX = (1 << 31) - 1
-ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank receives the rows
+ELSEWHERE = -(1 << 31)  # in the splits of a gather: a different rank receives the rows
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
 
 
@@ -51,11 +51,11 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
 
 
-_MOVE = Reduction()  # for collectives that reduce nothing
+_MOVE = Reduction()  # for collectives without a reduction
 
 
 def reduction_of(op: ReduceOp, prescale: Any, postscale: Any) -> Reduction:
-    """Return a reduction with factors that can be sent. Raises TypeError for others."""
+    """Return a reduction with its factors as floats. Raises TypeError for other values."""
     if type(prescale) is not float or type(postscale) is not float:
         prescale = factor(prescale, "prescale_factor")
         postscale = factor(postscale, "postscale_factor")
@@ -70,7 +70,7 @@ class Verbs:
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
         self._last_read = -1  # the last handle reported by ``_unread_failures``
-        # called with each tensor that is reduced into a new one
+        # called with each tensor that is reduced into a new tensor
         self.on_reduced_copy: Callable[[Any], None] | None = None
         context.unread_failures.append(self._unread_failures)
 
@@ -93,7 +93,7 @@ class Verbs:
         return handle
 
     def _unread_failures(self) -> list[HorovodInternalError]:
-        """Return the new errors of handles that were not synchronized."""
+        """Return the new errors of unsynchronized handles."""
         failed = {
             handle: error
             for handle, pending in list(self._pending.items())
@@ -248,7 +248,7 @@ class Verbs:
 
 
 def _beside(buffer: Buffer) -> Buffer:
-    """Return the buffer with its own ``out``."""
+    """Return the buffer with a separate ``out``."""
     if isinstance(buffer, DeviceBuffer):
         return buffer.with_new_out()
     data, _, dtype = buffer
@@ -256,7 +256,7 @@ def _beside(buffer: Buffer) -> Buffer:
 
 
 def engine_of(process_set: ProcessSet, operation: str) -> Engine:
-    """Return the engine of a set. Errors mention ``operation``."""
+    """Return the engine of a set. ``operation`` is for errors."""
     if process_set is WORLD:
         return context.engine()
     check_process_set(process_set)
@@ -267,7 +267,7 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
 
 
 def check_process_set(process_set: ProcessSet) -> None:
-    """Raise TypeError if this is not a set of ranks."""
+    """Raise TypeError unless this is a set of ranks."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             f"process_set={process_set!r} is not a ProcessSet: use one that all ranks created"
@@ -276,7 +276,7 @@ def check_process_set(process_set: ProcessSet) -> None:
 
 
 def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
-    """Return the number of ``root``, a rank in the job, in the set. Raises RequestError if it is
+    """Return the number within the set of ``root``, a rank in the job. Raises RequestError if it is
     not a member, and TypeError if it is not an int.
     """
     try:
@@ -299,7 +299,7 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
     label = f"{prefix}{kind.name.lower()}"
     if name is not None:
         return f"{label}.{name}", 0
-    # the root of a broadcast may call it from a different line than the receiving ranks
+    # the root of a broadcast and the other ranks may call it from different lines
     return (
         f"{label}.noname",
         engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call(),
@@ -333,8 +333,8 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def factor(value: Any, what: str) -> float:
-    """Return ``value`` as a float. The program may have computed it with numpy or its framework.
-    Raises TypeError if it is not a known number.
+    """Return ``value`` as a float; it may be a number of numpy or the framework. Raises TypeError
+    if it has no known value.
     """
     if type(value) is float:
         return value
@@ -345,19 +345,19 @@ def factor(value: Any, what: str) -> float:
     # JAX and TensorFlow raise their own errors for traced values
     except Exception as error:
         raise TypeError(
-            f"{what}={value!r} must be a number known at the call, such as 0.5: multiply the"
-            " tensor itself by other values"
+            f"{what}={value!r} must be a number known at the call, such as 0.5; to scale by other"
+            " values, multiply the tensor itself"
         ) from error
 
 
 def row_counts(rows: Sequence[int]) -> Array:
-    """Return numbers of rows as int32, the type of Horovod, or as int64 if one does not fit."""
+    """Return numbers of rows as int32, as in Horovod, or as int64 if one does not fit."""
     return np.array(rows, dtype=np.int64 if max(rows) > INT32_MAX else np.int32)
 
 
 def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
-    """Return the rows for each rank, and the root of a gather, else -1. Raises RequestError for
-    invalid splits.
+    """Return the number of rows for each rank, and the root of a gather or -1. Raises RequestError
+    for invalid splits.
     """
     values = np.asarray(splits)
     if values.ndim != 1:

@@ -1,5 +1,5 @@
-"""Preemption: the request to end (SIGTERM, or a scheduler's warning), on which ranks agree at a
-step's end.
+"""Preemption: requests to end (SIGTERM, or a scheduler's warning), on which the ranks agree at the
+end of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.core.engine import Entry
 from farandole.job import context
 from farandole.job.context import ProcessSet
 
-# What Kubernetes and launchers send before SIGKILL, and the signals that schedulers send as a
+# The signal that Kubernetes and launchers send before SIGKILL, and those that schedulers send as a
 # warning (``sbatch --signal=USR1@60``), which end a program that does not handle them.
 _REQUEST = signal.SIGTERM
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -38,8 +38,8 @@ class Preemption:
         return bool(self._before)
 
     def watch(self) -> None:
-        """Handle the signals from now on, after a handler that the program has. Only in the main
-        thread, because Python allows no other.
+        """Handle the signals from now on, after any handler of the program. Only in the main
+        thread, as Python requires.
         """
         if self.watched or threading.current_thread() is not threading.main_thread():
             return

@@ -1,12 +1,12 @@
-"""Failures of a collective that occur again after each restore. Pure."""
+"""Repeated failures of a collective after each restore. Pure."""
 
 from __future__ import annotations
 
 from farandole.errors import RepeatedFailureError
 
-MOST = 3  # equal failures in a row, after which the job ends
-# Commits between two equal failures that do not count as progress: a program may commit when it
-# begins.
+MOST = 3  # equal failures in a row that end the job
+# Commits between two equal failures that do not count as progress: a program may commit at its
+# start.
 _FEW_COMMITS = 2
 
 
@@ -14,7 +14,7 @@ class Repetitions:
     """The failures of one rank that were not caused by the loss of another rank."""
 
     def __init__(self) -> None:
-        self.count = 0  # of equal failures in a row
+        self.count = 0  # number of equal failures in a row
         self._text = ""
         self._commits = 0
 

@@ -28,7 +28,7 @@ class State:
     that returns this process's rank.
     """
 
-    # Set by ``elastic.run`` if commits are also kept elsewhere (``core.api.commits``).
+    # Set by ``elastic.run`` if commits are also kept outside of this rank (``core.api.commits``).
     _keeper: Any = None
     _commits = False  # whether a commit is in progress
 
@@ -39,8 +39,8 @@ class State:
     ) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
-        self._last_update = 0.0  # the time of a change that the program has reported
-        self._last_notice = 0  # the number of the membership with the driver's last notice
+        self._last_update = 0.0  # the time of the last change reported by the program
+        self._last_notice = 0  # the number of the membership in the driver's last notice
         self._reset_callbacks: list[Callable[[], object]] = []
         self._checks: list[Any] | None = None  # see ``_commit_checks``
 
@@ -73,10 +73,10 @@ class State:
         after some of this rank's shares of a fixed global batch, it has no effect.
 
         In an elastic job, all ranks have saved this commit when ``commit`` returns on one of them:
-        it is not lost as long as any of them is alive.
+        it survives as long as one of them does.
 
-        Collective. Raises HostsUpdatedInterrupt if they were, and HorovodInternalError if a rank is
-        lost meanwhile.
+        Collective. Raises HostsUpdatedInterrupt if hosts were added or removed, and
+        HorovodInternalError if a rank is lost meanwhile.
         """
         if not context.is_between_steps():
             return
@@ -98,7 +98,7 @@ class State:
             self._commits = False
 
     def _commit_checks(self) -> list[Any]:
-        """Return the checks that the settings request for all commits."""
+        """Return the checks requested by the settings for all commits."""
         if self._checks is None and context.is_initialized():
             settings = context.settings()
             wanted = {
@@ -114,7 +114,7 @@ class State:
 
     def replicas(self) -> Mapping[str, Any]:
         """Return the values that are replicated on all ranks, by name: weights and optimizer
-        states. Empty while they may differ, such as between two averages of local SGD.
+        states. Empty while they may differ, for example between two averages of local SGD.
         """
         return {}
 
@@ -133,7 +133,7 @@ class State:
             array[...] = value.view(array.dtype).reshape(array.shape)
 
     def saved_values(self) -> Any:
-        """Return the values of the last ``save``, which later saves do not change."""
+        """Return the values of the last ``save``. Later saves do not change them."""
         raise NotImplementedError(f"{_CANNOT} saved_values() (a {type(self).__name__})")
 
     def use_saved_values(self, saved: Any) -> None:
@@ -143,13 +143,13 @@ class State:
         raise NotImplementedError(f"{_CANNOT} use_saved_values() (a {type(self).__name__})")
 
     def to_bytes(self, saved: Any) -> bytes:
-        """Pack the values that ``saved_values`` has returned. Called on another thread."""
+        """Pack the values returned by ``saved_values``. Called on another thread."""
         from farandole.base.pickled import dumps  # imported here: most jobs pack no state
 
         return dumps(saved)
 
     def from_bytes(self, data: bytes) -> None:
-        """Use and restore the values that ``to_bytes`` has packed, perhaps in another process.
+        """Use and restore the values packed by ``to_bytes``, perhaps in another process.
 
         Raises ValueError if they do not fit this state.
         """
@@ -171,7 +171,7 @@ class State:
         """
         if not context.is_between_steps():
             return
-        if context.takes_part() and not self._commits:  # all ranks of a commit are in it
+        if context.takes_part() and not self._commits:  # all ranks take part in a commit
             context.announce_check()
         if context.commits_alone():
             if context.has_to_leave() or not self._messages.empty():
@@ -188,7 +188,7 @@ class State:
                 last, changes = timestamp, changes | change
         is_new = (last, number) != (self._last_update, self._last_notice)
         found = is_new, last, number, int(changes)
-        # One reduction is a third of the exchanges of an object, and completes the commit: no rank
+        # One reduction costs a third of an object's exchanges, and completes the commit: no rank
         # continues before all ranks have saved it.
         is_new, last, number, changes = (
             context.agree_on_changes(*found) if context.is_elastic() else self._bcast_object(found)
@@ -208,8 +208,8 @@ class State:
     def sync(self) -> None:
         """Adopt all values from rank 0, and save them. Collective.
 
-        Raises HorovodInternalError if a rank is lost meanwhile. Then nothing may be saved yet, so
-        that ``restore`` does not mix two commits: receive all values first.
+        Raises HorovodInternalError if a rank is lost meanwhile. Receive all values before saving
+        any, so that ``restore`` does not mix two commits.
         """
         raise NotImplementedError("a State must define sync()")
 
@@ -225,7 +225,7 @@ def check_names(mine: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
 
 
 def check_fit(mine: Sequence[Any], loaded: Sequence[Any]) -> None:
-    """Raise ValueError unless the arrays in ``loaded`` have the number and shapes of ``mine``."""
+    """Raise ValueError unless the arrays in ``loaded`` match the number and shapes of ``mine``."""
     shapes = [[tuple(each.shape) for each in arrays] for arrays in (loaded, mine)]
     if shapes[0] == shapes[1]:
         return
@@ -242,11 +242,11 @@ class ObjectState(State):
     ``bcast_object``, ``get_rank``: see ``State``. ``kwargs``: the values, which must be picklable.
 
     An attribute is the program's own object until ``restore()``, or ``sync()`` on a rank other than
-    0, replaces the object with a copy.
+    0, replaces it with a copy.
 
-    ``lost_ranks``: the lost ranks whose own values had not been taken over when the function of
-    ``elastic.run`` began, each with ``process``, ``rank``, ``commit`` and ``values`` (by name); see
-    ``register_per_rank``.
+    ``lost_ranks``: the lost ranks whose own values were not taken over before the start of the
+    function of ``elastic.run``, each with ``process``, ``rank``, ``commit`` and ``values`` (by
+    name); see ``register_per_rank``.
     """
 
     _merges: Mapping[str, Callable[[Any, Any], Any] | None] = {}
@@ -276,8 +276,8 @@ class ObjectState(State):
         Arguments:
             name: A plain value of this state, which must be picklable.
             merge: ``merge(own, lost)`` returns the value of a rank that takes over the value of a
-                lost rank in addition to its own. Each lost value is taken over once. None: a value
-                is taken over only by a new rank.
+                lost rank in addition to its own. Each lost value is taken over once. None: only
+                new ranks take over values.
 
         Call it on all ranks before the function of ``elastic.run``. Raises ValueError if the state
         has no such value.
@@ -310,7 +310,7 @@ class ObjectState(State):
         self._adopt(self._receive())
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the arrays of real numbers among the values, without each rank's own
+        """Return the arrays of real numbers among the values, except each rank's own values
         (``register_per_rank``).
         """
         found = {name: getattr(self, name) for name in self._saved if name not in self._merges}
@@ -328,7 +328,7 @@ class ObjectState(State):
         self._saved = saved
 
     def _receive(self) -> dict[str, Any]:
-        """Return rank 0's values without changing this rank's. Collective."""
+        """Return rank 0's values without changing this rank's values. Collective."""
         values = self._values()
         received: dict[str, Any] = self._bcast_object(values) if values else {}
         # On rank 0 the program may hold its own references to these objects.
@@ -336,7 +336,7 @@ class ObjectState(State):
         return values if self._rank() == 0 else {**received, **own}
 
     def _adopt(self, received: dict[str, Any]) -> None:
-        """Save the values that ``_receive`` has returned, and use them from now on."""
+        """Save the values returned by ``_receive``, and use them from now on."""
         self._saved = received
         if self._rank() != 0:
             ObjectState.restore(self)

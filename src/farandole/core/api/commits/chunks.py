@@ -73,7 +73,7 @@ def applied(parts: Parts, delta: Delta, data: memoryview) -> Parts:
 
 
 def values_of(parts: Parts) -> Any:
-    """Return the values that are packed in ``parts``."""
+    """Return the values packed in ``parts``."""
     pickled, *arrays = (bytearray(b"".join(part)) for part in parts)
     return pickle.loads(pickled, buffers=arrays)
 
@@ -83,7 +83,7 @@ def _chunks(part: memoryview) -> list[memoryview]:
 
 
 class LostRank(NamedTuple):
-    """A rank that was lost or has left, and its own values in its last copied commit.
+    """A lost or departed rank, with its own values in its last copied commit.
 
     - ``process``: The number of the process in the job, which is never used again.
     - ``rank``: Its last rank.

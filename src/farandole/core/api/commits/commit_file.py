@@ -1,4 +1,6 @@
-"""The format of a commit in a file: a line with facts and a digest, then the packed state. Pure."""
+"""The file format of a commit: a line with its description and a digest, then the packed state.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Commit(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Commit:
-        """Invert ``to_parts``. Raises ValueError with the reason if the file is damaged."""
+        """Parse the content of a commit's file. Raises ValueError with the reason if the file is
+        damaged.
+        """
         line, _, content = data.partition(b"\n")
         try:
             facts = json.loads(line)

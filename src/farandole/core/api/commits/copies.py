@@ -1,8 +1,8 @@
 """Copies of each rank's own values in the memory of other ranks, sent in the background.
 
 A commit is sent while the next step runs: first its description, then the chunks that differ from
-the last acknowledged commit. The next commit waits until all holders have acknowledged it, so that
-a copy is at most one commit old.
+the last acknowledged commit. The next commit waits until all holders have acknowledged it, so a
+copy is at most one commit old.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
 
 class Shelf:
-    """The copies that this rank keeps, by process: at most two per process, the newest last."""
+    """The copies held by this rank, by process: at most two per process, the newest last."""
 
     def __init__(self) -> None:
         self._copies: dict[int, list[Copy]] = {}
@@ -96,7 +96,7 @@ class CopyReceiver:
             try:
                 then()
             except Exception as error:
-                # The sender would wait for the acknowledgement.
+                # Otherwise the sender would wait for the acknowledgement.
                 self._messages.abort(f"a copy of a commit could not be kept: {error!r}")
                 raise
 
@@ -116,7 +116,7 @@ class CopyReceiver:
 class CopySender:
     """Sends this rank's own values to its holders, on its own thread.
 
-    ``holders``: their ranks. ``rank``: this rank.
+    ``holders``: the holders' ranks. ``rank``: this rank.
     """
 
     def __init__(self, messages: Messages, rank: int, holders: list[int]) -> None:
@@ -129,7 +129,7 @@ class CopySender:
         threads.start(self._thread)
 
     def send(self, number: int, absorbed: frozenset[int], values: Any) -> None:
-        """Begin to send the commit ``number``, once the previous one is acknowledged.
+        """Start to send the commit ``number`` once the previous one is acknowledged.
 
         ``values`` must not be changed until the next call.
         """
@@ -161,7 +161,7 @@ class CopySender:
                 with self._changed:
                     self._next = None
                     self._changed.notify_all()
-        except HorovodInternalError as error:  # the next collective fails, too
+        except HorovodInternalError as error:  # the next collective will fail, too
             logger.debug("copies of commits ended: %s", error)
         except Exception as error:
             logger.warning("commits are no longer copied to other ranks: %r", error)

@@ -15,13 +15,13 @@ from farandole.errors import DataError
 from farandole.job.runs.identity import ProcessIdentity
 
 _NAME = ".owner"
-_WAIT = 10.0  # seconds in which the processes of a killed job end
+_WAIT = 10.0  # seconds for the processes of a killed job to end
 
 
 class FolderLock:
     """The lock on the folder ``path`` for the job with the id ``job``.
 
-    The lock belongs to this process, and ends with it. A lock of a process on another host is
+    The lock belongs to this process, and ends with it. A lock of a process on a different host is
     ignored: a file server may keep the lock of a lost host for minutes.
     """
 
@@ -30,8 +30,8 @@ class FolderLock:
         self._file: int | None = None
 
     def acquire(self, seconds: float = _WAIT) -> None:
-        """Lock the folder. A file system without locks, and another process of this job, are
-        accepted.
+        """Lock the folder. Succeeds without a lock on a file system without locks, and if another
+        process of this job has the lock.
 
         Raises DataError if another job has the lock for ``seconds``, and OSError if the folder
         cannot be used.

@@ -1,5 +1,5 @@
-"""The keeper of the commits of an elastic program: it writes them to a folder, and loads the last
-one if no rank has the state.
+"""The keeper of an elastic program's commits: it writes them to a folder, and loads the last commit
+if no rank has the state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farandole.job.config import Settings
 from farandole.job.report import messages
 
 _LOAD = "elastic.load"
-_LONGEST = 300  # characters of an error's message
+_LONGEST = 300  # maximum characters of an error's message
 
 
 class Keeper:
@@ -48,7 +48,7 @@ class Keeper:
                 self._lock = FolderLock(self._folder.local, job)
 
     def keep(self, state: Any) -> None:
-        """Keep the values that ``state`` has just saved. Does not wait for the disk or the network,
+        """Keep the values just saved by ``state``. Does not wait for the disk or the network,
         except for copies of the previous commit.
         """
         if self._writer is not None and context.rank() == 0:
@@ -71,7 +71,7 @@ class Keeper:
         has_state = context.has_state() if context.is_elastic() else self._begun
         self._begun = True
         if has_state and self._lock is not None and context.rank() == 0:
-            self._lock.acquire_if_free()  # the rank 0 before may be lost, and its lock with it
+            self._lock.acquire_if_free()  # the previous rank 0 may be lost, and its lock with it
         if self._folder is None or has_state:
             return
         number, failure = 0, ""
@@ -139,7 +139,7 @@ def _check_fit(commit: Commit, state: Any) -> None:
     """Raise ValueError unless ``commit`` has the class of ``state`` and this job's global batch."""
     name, shares = type(state).__name__, context.shares()
     if commit.state != name:
-        raise ValueError(f"it is of a {commit.state}, and the state is a {name}")
+        raise ValueError(f"it was made by a {commit.state}, but the state is a {name}")
     if commit.shares and shares and commit.shares != shares:
         raise ValueError(
             f"its global batch has {commit.shares} shares, and this job's has {shares}. With"
@@ -148,7 +148,7 @@ def _check_fit(commit: Commit, state: Any) -> None:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the class and the message of ``error``, shortened: PyTorch's may name all weights."""
+    """Return the class and the shortened message of ``error``: PyTorch's may name all weights."""
     text = " ".join(str(error).split()).rstrip(".")
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}..."
@@ -176,8 +176,8 @@ def keeper_of(settings: Settings, has_own_values: bool) -> Keeper:
 
 
 def write_now() -> bool:
-    """Write the last commit to the folder of ``--commit-dir`` now, for example before the host
-    vanishes. Return whether it is written.
+    """Write the last commit to the folder of ``--commit-dir`` now, for example before the host is
+    shut down. Return whether it is written.
 
     Call it on any thread of any rank; only rank 0 writes. Returns False without a folder, without a
     commit, and after a failed write, which is logged.

@@ -26,12 +26,12 @@ class OwnValues:
         self._shelf = Shelf()
         self._sender: CopySender | None = None
         self._is_new = True
-        self._absorbed: frozenset[int] = frozenset()  # lost processes, as in the last commit
-        self._pending: frozenset[int] = frozenset()  # the same, since the last commit
+        self._absorbed: frozenset[int] = frozenset()  # lost processes merged in the last commit
+        self._pending: frozenset[int] = frozenset()  # lost processes merged since the last commit
 
     def keep(self, state: Any, number: int) -> None:
-        """Begin to copy the commit ``number`` that ``state`` has just saved. Waits until the copies
-        of the previous commit are complete.
+        """Start to copy the commit ``number`` just saved by ``state``. Waits until the copies of
+        the previous commit are complete.
         """
         self._absorbed |= self._pending
         self._pending, self._is_new = frozenset(), False
@@ -57,14 +57,14 @@ class OwnValues:
         self._connect([each.process for each in ranks], [each.host for each in ranks], place.rank)
 
     def flush(self) -> None:
-        """Wait until all ranks have the copies of the last commit, before the ranks change as
-        planned. Collective, unless ranks commit independently.
+        """Wait until all ranks have the copies of the last commit, before a planned change of
+        ranks. Collective, unless ranks commit independently.
         """
         if self._sender is not None:
             self._sender.flush()
             if context.commits_alone():
                 return
-            # A rank that is lost now breaks the membership that ends here.
+            # The loss of a rank now breaks the membership, which ends anyway.
             with contextlib.suppress(HorovodInternalError):
                 allgather_object(None, name=_FLUSHED)
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 
 def holders_of(rank: int, hosts: Sequence[str], copies: int) -> list[int]:
-    """Return the ranks that keep copies for ``rank``: at most ``copies``, the first ones on the
-    next hosts, the others anywhere.
+    """Return the ranks that keep copies for ``rank``: at most ``copies``, first on the next hosts,
+    then on any host.
 
     ``hosts``: the host of each rank.
     """
@@ -30,7 +30,7 @@ def holders_of(rank: int, hosts: Sequence[str], copies: int) -> list[int]:
 
 
 class Holding(NamedTuple):
-    """The facts that a rank shares when the members have changed.
+    """The description that a rank shares after a change of members.
 
     - ``process``: The number of its process.
     - ``host``: Its host.
@@ -48,12 +48,12 @@ class Holding(NamedTuple):
 
 
 def lost_among(ranks: Sequence[Holding]) -> dict[int, int]:
-    """Return the lost processes whose values no rank has merged, in order, and for each the first
-    rank that has its newest copy.
+    """Return the lost processes whose values no rank has merged, in order, each with the first rank
+    that has its newest copy.
     """
     present = {each.process for each in ranks}
     absorbed = set[int]().union(*(each.absorbed for each in ranks))
-    newest: dict[int, tuple[int, int]] = {}  # the commit, and the rank, negative: first is greatest
+    newest: dict[int, tuple[int, int]] = {}  # commit, -rank: the first rank wins
     merged: dict[int, frozenset[int]] = {}
     for rank, each in enumerate(ranks):
         for process, (number, others) in each.held.items():

@@ -1,4 +1,4 @@
-"""Folders of commits: on this machine, or behind a URL that fsspec reads."""
+"""Folders of commits: on this machine, or at a URL supported by fsspec."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from farandole.base.optional import require, require_file_system
 from farandole.core.api.commits.commit_file import Commit, job_of
 from farandole.errors import DataError
 
-KEPT = 2  # files in a folder: the newest one, and the previous one if the newest one is damaged
-AFRESH = "Use another folder to train from the beginning"
+KEPT = 2  # files in a folder: the newest one, and the previous one in case the newest is damaged
+AFRESH = "Use a different folder to train from the beginning"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BEGIN = 1 << 12  # bytes that contain the first line of a commit
 _NAME = re.compile(r"commit-(\d{12})")
@@ -57,7 +57,7 @@ class CommitFolder:
 
     def write(self, commit: Commit) -> str:
         """Write ``commit`` as the newest one, remove all but the newest ``KEPT`` undamaged ones,
-        and return its path. A reader never sees a part of the file.
+        and return its path. A reader never sees an incomplete file.
 
         Raises ForeignCommitError if another job has written a commit since this job began.
         """
@@ -83,8 +83,8 @@ class CommitFolder:
         return self.path_of(name)
 
     def _make_space(self, known: list[str], size: int) -> bool:
-        """Remove all but the newest undamaged commit in a full folder on this machine. Return
-        whether ``size`` bytes are free then; if they would not be, nothing is removed.
+        """Remove all but the newest undamaged commit in a full folder on this machine, if this
+        frees ``size`` bytes. Return whether they are free.
         """
         good = [each for each in known if each not in self._damaged]
         spare = [each for each in known if each not in good[-1:]]
@@ -123,7 +123,7 @@ class CommitFolder:
             self._files.write(name, [b"probe"])
             self._files.remove(name)
         except OSError as error:
-            # A full disk may have space again when the first commit is due.
+            # A full disk may have space by the time of the first commit.
             if error.errno not in FULL:
                 raise
 
@@ -143,7 +143,7 @@ class CommitFolder:
 
 
 class _Local:
-    """A folder on this machine. A file appears whole: it gets its name when it is on disk."""
+    """A folder on this machine. A file appears complete: it gets its name once it is on disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -173,7 +173,7 @@ class _Local:
                 os.fsync(file.fileno())
             os.rename(partial, os.path.join(self._path, name))
         except OSError:
-            # A part would take the last space of a full disk.
+            # An incomplete file would use the last space of a full disk.
             with contextlib.suppress(OSError):
                 os.remove(partial)
             raise
@@ -186,8 +186,8 @@ class _Local:
 
 
 class _Remote:
-    """A folder behind a URL. Object stores show a file only when it is complete; elsewhere the
-    digest reveals a missing part.
+    """A folder at a URL. Object stores show a file only when it is complete; on other file systems
+    the digest reveals an incomplete file.
     """
 
     def __init__(self, url: str) -> None:

@@ -33,9 +33,9 @@ class CommitWriter:
 
     ``job``: the id of the job. ``shares``: the number of shares of its fixed global batch, or 0.
 
-    A failed write is tried again with a later commit. The first of several failures for one reason
-    is reported, and the end of the failures. When another job writes to the folder, no more commits
-    are written.
+    After a failed write, a later commit is tried. The first of several failures with one reason is
+    reported, and so is the end of the failures. When another job writes to the folder, no more
+    commits are written.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class CommitWriter:
         self._job, self._shares = job, shares
         self._last: _Last | None = None
         self._written = 0  # the number of the last written commit
-        self._due = 0.0  # the first commit is written at once
+        self._due = 0.0  # the first commit is written immediately
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
-        self._failure: tuple[str, int | None] | None = None  # the kind of the last one
-        self._reason = ""  # of the last failed write
+        self._failure: tuple[str, int | None] | None = None  # the kind of the last failure
+        self._reason = ""  # the reason of the last failed write
         self._failed = 0  # the number of the last commit with a reported failure
         self._has_ended = False
 
@@ -135,7 +135,7 @@ class CommitWriter:
         logger.error(
             "another job has written the commit %s. Training continues, but writes no more"
             " commits to the folder: commit %d and later ones are lost with all ranks. Give each"
-            " job a --commit-dir of its own",
+            " job its own --commit-dir",
             error.name,
             number,
         )
