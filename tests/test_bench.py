@@ -255,7 +255,7 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_numbers_of_two_states_of_the_machine_are_told() -> None:
+def test_measurements_of_a_changing_machine_are_reported() -> None:
     assert cores.told(36e9, 35e9).endswith("at 36 GB/s before, 35 GB/s after")
     assert "Run it again" in cores.told(36e9, 11e9)
     assert cores.told(None, None) == ""
@@ -280,7 +280,7 @@ def test_the_cost_of_observers_is_shown_in_percent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_distributed_is_measured_beside_gloo(tmp_path: Path) -> None:
+def test_torch_distributed_is_measured_next_to_gloo(tmp_path: Path) -> None:
     done = bench("c10d", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     cases = report.read_json(tmp_path / "out.json")[0]
@@ -291,7 +291,7 @@ def test_torch_distributed_is_measured_beside_gloo(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not visible_gpus(os.environ), reason="no CUDA GPU")
-def test_gpus_are_measured_beside_what_torch_has_for_them(tmp_path: Path) -> None:
+def test_gpus_are_measured_against_torch(tmp_path: Path) -> None:
     done = bench("gpu", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for case in report.read_json(tmp_path / "out.json")[0]:
@@ -519,7 +519,7 @@ def test_contenders_are_prepared_before_all_ranks_line_up() -> None:
 
 
 @pytest.mark.slow
-def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
+def test_the_start_is_measured_next_to_torchrun(tmp_path: Path) -> None:
     done = bench("start", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "out.json").read_text())["cases"]
@@ -527,7 +527,7 @@ def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_start_by_ssh_is_measured_beside_one_host(tmp_path: Path) -> None:
+def test_the_start_by_ssh_is_measured_next_to_one_host(tmp_path: Path) -> None:
     needed()
     done = bench("start", "--launcher", "ssh", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr

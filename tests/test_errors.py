@@ -47,7 +47,7 @@ DEFINED = {
 
 
 @pytest.mark.parametrize("name", DEFINED)
-def test_every_exception_stands_where_programs_expect_it(name: str) -> None:
+def test_exceptions_are_where_programs_expect_them(name: str) -> None:
     assert DEFINED[name].__bases__[0] is TREE[name]
 
 

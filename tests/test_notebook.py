@@ -114,7 +114,7 @@ def test_cells_run_on_two_ranks() -> None:
     assert len(ours) <= 5, text
 
 
-def test_the_torch_notebook_trains_alike_on_two_ranks() -> None:
+def test_the_torch_notebook_trains_equally_on_two_ranks() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     notebook = executed(EXAMPLES / "torch_notebook.ipynb")

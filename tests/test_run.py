@@ -422,7 +422,7 @@ class TestWrongCalls:
             ),
         ],
     )
-    def test_others(self, call: Any, text: str | tuple[str, ...]) -> None:
+    def test_other_invalid_calls_are_refused(self, call: Any, text: str | tuple[str, ...]) -> None:
         with pytest.raises(SettingsError, match=mentioning(text)):
             call()
 

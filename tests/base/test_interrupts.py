@@ -99,7 +99,7 @@ def test_keyboardinterrupt_and_systemexit_are_interrupts() -> None:
     assert interrupts(SystemExit(3))
 
 
-def test_another_thread_hears_no_signal() -> None:
+def test_other_threads_get_no_signal() -> None:
     found: list[bool] = []
 
     def body() -> None:

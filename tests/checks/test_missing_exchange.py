@@ -76,13 +76,13 @@ def test_several_small_models_have_small_gradients() -> None:
     ("unchanged", "told"),
     [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)],
 )
-def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
+def test_unchanged_parameters(unchanged: list[bool | None], told: bool) -> None:
     found = check(1000)
     found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
     assert (missing_exchange(found, 2) is not None) == told
 
 
-def test_a_job_that_begins_anew_has_learned_what_it_had_learned() -> None:
+def test_a_restarted_job_keeps_its_learned_state() -> None:
     learned, forgot = check(1000, piece((1000,))), check(1000)
     forgot.unchanged = [lambda: False]
     anew = check(1000)
@@ -96,7 +96,7 @@ def test_a_job_that_begins_anew_has_learned_what_it_had_learned() -> None:
         assert mentions(text_of(missing_exchange(anew, 2)), "1,000", "parameters")
 
 
-def test_nothing_to_say() -> None:
+def test_no_finding_without_training_on_several_ranks() -> None:
     assert missing_exchange(check(0), 4) is None  # nothing was broadcast: no training
     assert missing_exchange(check(1000), 1) is None
 

@@ -58,7 +58,7 @@ def test_loaded_between_broadcast_and_training() -> None:
     assert mentions(text, "rank 0", "CALL", "BROADCAST")
 
 
-def test_alike_no_more() -> None:
+def test_diverged_replicas_are_reported() -> None:
     text = told(
         ReplicaReport((1, 2), steps=4),
         ReplicaReport((1, 3), steps=4),
@@ -111,7 +111,7 @@ def test_settings_are_the_cause_of_what_follows_from_them() -> None:
     assert told(*reports, history=history, step=4) == ""  # once
 
 
-def test_a_kind_is_told_once() -> None:
+def test_a_kind_is_reported_once() -> None:
     history = History()
     assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history)
     assert told(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2) == ""
@@ -156,9 +156,7 @@ def test_some_ranks_read_the_same_data() -> None:
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
     st.integers(0, 4),
 )
-def test_ranks_that_are_alike_are_left_in_peace(
-    weights: list[tuple[int, int]], joined: int
-) -> None:
+def test_equal_ranks_are_not_reported(weights: list[tuple[int, int]], joined: int) -> None:
     """Whatever the weights of a step are; ranks that have joined, or know nothing, do not count."""
     history = History()
     for step, each in enumerate(weights, 1):

@@ -40,7 +40,7 @@ def run(tmp_path: Path, content: str, *arguments: str) -> int:
     return cli.main(["run", "--config-file", str(tmp_path / "job.yaml"), *arguments, "true"])
 
 
-def test_a_file_says_what_flags_say(
+def test_a_configuration_file_equals_flags(
     tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")

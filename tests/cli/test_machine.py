@@ -84,9 +84,7 @@ class TestAuto:
             (tmp_path / name).write_text(text)
         assert machine.memory_limit(str(tmp_path), str(tmp_path / "groups")) == limit
 
-    def test_free_memory_that_nobody_knows_limits_nothing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unknown_free_memory_limits_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # /proc may be mounted without meminfo
         monkeypatch.setattr(machine, "memory", lambda: machine.Memory(0, 0))
         monkeypatch.setattr(machine, "memory_limit", lambda: 1 << 62)
@@ -102,7 +100,7 @@ def test_the_memory_of_the_machine(tmp_path: Path) -> None:
 
 
 class TestTheNumberOfRanks:
-    def test_says_what_it_chose_and_why(
+    def test_the_choice_is_logged_with_its_reason(
         self,
         started: list[Job],
         monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +120,7 @@ class TestTheNumberOfRanks:
         assert started[0].np == 5
         assert mentions(capsys.readouterr().err, "5 ranks", "--hosts")
 
-    def test_on_a_cluster_one_says_how_many(
+    def test_clusters_require_the_number_of_ranks(
         self, started: list[Job], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["run", "-np", "auto", "--launcher", "spark", "true"]) == 2

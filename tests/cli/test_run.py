@@ -164,7 +164,7 @@ class TestRun:
             ),
         ],
     )
-    def test_a_flag_that_does_nothing_without_another_is_told(
+    def test_a_flag_without_effect_is_reported(
         self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 0
@@ -212,7 +212,7 @@ class TestRun:
         assert cli.main(["run", "-np", "1", "--fusion-threshold-mb", "0.5", "true"]) == 0
         assert started[0].settings.fusion_threshold == 1 << 19
 
-    def test_being_a_rank_oneself_says_nothing_about_the_new_job(
+    def test_variables_of_a_rank_are_not_read_for_a_new_job(
         self, started: list[Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in PATIENT:
@@ -520,7 +520,7 @@ class TestPublicNames:
         for name in farandole.__all__:
             assert getattr(farandole, name) is not None
 
-    def test_others_do_not_exist(self) -> None:
+    def test_unknown_names_of_farandole_raise(self) -> None:
         with pytest.raises(AttributeError, match=mentioning("'runn'")):
             farandole.runn  # noqa: B018
 
@@ -541,7 +541,7 @@ class TestPublicNames:
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
-def test_a_system_that_cannot_run_it_is_told_so_at_import(system: str) -> None:
+def test_an_unsupported_system_fails_at_import(system: str) -> None:
     code = f"import sys; sys.platform = {system!r}; import farandole.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
@@ -573,7 +573,7 @@ class TestRegistry:
             registry.load("launcher", "mars")
 
 
-def test_prediction_without_pyarrow_says_what_to_install(
+def test_prediction_without_pyarrow_names_the_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -172,7 +172,7 @@ def test_a_flag_wins_over_the_environment(
     assert (started[0].settings.cycle_time, started[0].settings.cache_capacity) == (9.0, 6)
 
 
-def test_ranks_see_what_was_said() -> None:
+def test_ranks_see_the_given_settings() -> None:
     """Also what is the default anyway, and a flag rather than the environment."""
     around = {"HOROVOD_FUSION_THRESHOLD": "67108864", "HOROVOD_CACHE_CAPACITY": "6"}
     given = [
@@ -348,7 +348,7 @@ logging: {level: INFO, hide_timestamp: true}
             ["-np", "1", "--config-file", str(tmp_path / "config.yaml"), *arguments, "true"]
         )
 
-    def test_says_what_flags_say(self, tmp_path: Path) -> None:
+    def test_configuration_equals_flags(self, tmp_path: Path) -> None:
         job = horovodrun.job(self.parse(tmp_path, self.CONTENT))
         settings = job.settings
         assert (settings.fusion_threshold, settings.cycle_time, settings.cache_capacity) == (
@@ -434,7 +434,7 @@ logging: {level: INFO, hide_timestamp: true}
         assert says in said
         assert len(said.splitlines()) == 1
 
-    def test_without_pyyaml_it_says_what_to_install(
+    def test_the_error_without_pyyaml_names_the_package(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "yaml", None)

@@ -200,9 +200,7 @@ def test_a_missing_framework_is_named_as_horovod_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["horovod", "sparkdl"])
-def test_beside_the_real_one_it_refuses_and_says_what_to_do(
-    distribution: str, tmp_path: Path
-) -> None:
+def test_it_refuses_to_run_next_to_the_real_horovod(distribution: str, tmp_path: Path) -> None:
     info = tmp_path / f"{distribution}-0.28.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -270,7 +268,7 @@ class TestHorovodRunner:
         assert done.returncode == 1
         assert says in done.stderr
 
-    def test_without_pyspark_it_says_what_is_missing(self) -> None:
+    def test_the_error_without_pyspark_names_the_package(self) -> None:
         if importlib.util.find_spec("pyspark") is not None:
             pytest.skip("does not apply: pyspark is installed")
         done = python("-c", "from sparkdl import HorovodRunner; HorovodRunner(np=2).run(print)")

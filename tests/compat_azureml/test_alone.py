@@ -25,7 +25,7 @@ def test_import_names_the_other_distribution(installed: Path) -> None:
     assert mentions(done.stderr, "azureml-telemetry 1.61.0", str(installed))
 
 
-def test_build_stops_beside_the_other_distribution(installed: Path) -> None:
+def test_build_stops_next_to_the_other_distribution(installed: Path) -> None:
     hook = SOURCE.parent / "hatch_build.py"
     program = (
         "import runpy, sys, sysconfig\n"

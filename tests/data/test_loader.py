@@ -151,7 +151,7 @@ def test_two_iterations_at_once_do_not_mix() -> None:
     assert {one[0] for one, _ in pairs} | {two[0] for _, two in pairs} == {0, 1}
 
 
-def test_a_loader_without_batches_says_so() -> None:
+def test_a_loader_without_batches_is_an_error() -> None:
     with pytest.raises(NotImplementedError):
         len(BaseDataLoader())
     with pytest.raises(NotImplementedError):

@@ -111,7 +111,7 @@ def test_set_epoch_resumes_a_half_done_epoch_at_its_beginning() -> None:
     assert len(sampler) == 5
 
 
-def test_the_elastic_one_begins_anew_at_set_epoch(one_of_two: list[tuple[int, int]]) -> None:
+def test_the_elastic_sampler_restarts_at_set_epoch(one_of_two: list[tuple[int, int]]) -> None:
     sampler = ElasticSampler(range(10))
     sampler.record_batch(0, 3)
     assert sampler.state_dict() == {"epoch": 0, "processed_num": 6}
@@ -170,7 +170,9 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return who
 
 
-def test_the_job_says_who_we_are_when_iteration_begins(one_of_two: list[tuple[int, int]]) -> None:
+def test_the_sampler_reads_the_rank_when_iteration_begins(
+    one_of_two: list[tuple[int, int]],
+) -> None:
     sampler = ElasticSampler(12, shuffle=False)
     assert list(sampler) == [0, 2, 4, 6, 8, 10]
     sampler.record_batch(0, 2)  # 0 1 2 3
@@ -179,7 +181,7 @@ def test_the_job_says_who_we_are_when_iteration_begins(one_of_two: list[tuple[in
     assert list(sampler) == [6, 10]
 
 
-def test_as_many_ranks_in_a_new_session_go_on_in_the_epoch(
+def test_a_new_session_of_equal_size_continues_the_epoch(
     one_of_two: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset after hosts were only removed skips the sync, and the program reads the epoch from

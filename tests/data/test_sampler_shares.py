@@ -131,7 +131,7 @@ def test_generators_are_seeded_before_each_share(place: Place) -> None:
         np.random.set_state(numbers)
 
 
-def test_each_sample_has_a_seed_of_its_own(place: Place) -> None:
+def test_each_sample_has_its_own_seed(place: Place) -> None:
     place(0, 1)
     sampler = ElasticSampler(16, batch_size=2)
     expected = dict(sampler.streams())

@@ -26,7 +26,7 @@ def batches(
     return Batches(data, COLUMNS, Reading(16, steps, 0, 256, shuffle=True), 0, size)
 
 
-def test_a_run_goes_on_over_rows_of_another_order(
+def test_a_run_continues_over_rows_of_another_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, other = batches(tmp_path / "a"), batches(tmp_path / "b", group=5)

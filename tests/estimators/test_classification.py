@@ -54,7 +54,7 @@ def test_scores_and_probabilities_of_each_kind(
     assert [row.p for row in found] == np.argmax(probabilities, axis=1).tolist()
 
 
-def test_cross_validation_needs_no_stage_of_its_own(spark: Any, tmp_path: Path) -> None:
+def test_cross_validation_needs_no_extra_stage(spark: Any, tmp_path: Path) -> None:
     rows = frame(spark)
     made = estimator(
         net(3),

@@ -41,7 +41,7 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     ).getModel().optimizer.learning_rate == np.float32(RATE)
 
 
-def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None:
+def test_models_of_keras_2_train_and_resume(tmp_path: Path) -> None:
     tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
     rate = 0.02  # each epoch is better than those before, so that the best model is the last
@@ -118,7 +118,7 @@ def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_p
     assert list(scratch.iterdir()) == []
 
 
-def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
+def test_a_run_continues_and_callbacks_end_it(tmp_path: Path) -> None:
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
     options: dict[str, Any] = {
         "store": store,
@@ -200,7 +200,7 @@ def test_learning_rates_of_callbacks_are_scaled_also_nested_ones(tmp_path: Path)
     assert inner.learning_rate == np.float32(RATE)
 
 
-def test_training_goes_on_with_the_state_of_the_optimizer(tmp_path: Path) -> None:
+def test_training_continues_with_the_state_of_the_optimizer(tmp_path: Path) -> None:
     path, options = written(tmp_path), {"shuffle": False}
     whole = estimator(**options, epochs=2).fit_on_parquet(path)
     half = estimator(**options, epochs=1).fit_on_parquet(path)

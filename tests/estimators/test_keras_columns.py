@@ -222,7 +222,7 @@ def test_axes_in_another_order_are_not_reshaped_without_a_word(tmp_path: Path) -
     ],
     ids=["sign", "large", "larger", "small"],
 )
-def test_categories_that_would_become_others_are_told(number: Any, dtype: str) -> None:
+def test_categories_that_would_change_are_reported(number: Any, dtype: str) -> None:
     with pytest.raises(DataError, match=mentioning(dtype, str(number))):
         whole_numbers(np.array([1, number], number.dtype), dtype)
     assert whole_numbers(np.array([1.0, 2.0**53]), "int64").tolist() == [1, 2**53]

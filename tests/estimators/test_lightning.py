@@ -126,7 +126,7 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
         estimator(model=old).fit_on_parquet(path)
 
 
-def test_a_module_of_pytorch_lightning_is_trained_alike(tmp_path: Path) -> None:
+def test_a_lightning_module_trains_equally(tmp_path: Path) -> None:
     """Its classes are not those of ``lightning``."""
     other = pytest.importorskip("pytorch_lightning")
     path = written(tmp_path)

@@ -28,7 +28,7 @@ def model_fn(params: dict[str, Any]) -> Any:
     return model
 
 
-def test_a_model_function_is_trained_for_some_steps_and_goes_on(spark: Any, tmp_path: Path) -> None:
+def test_a_model_function_trains_some_steps_and_continues(spark: Any, tmp_path: Path) -> None:
     rows = frame(spark).selectExpr("x", "z", "k as label", "int(z > 1) as isVal")
     made = HorovodEstimator(
         modelFn=model_fn,
@@ -47,7 +47,7 @@ def test_a_model_function_is_trained_for_some_steps_and_goes_on(spark: Any, tmp_
     assert dict(fitted.transform(rows).dtypes)["label__output"] == "vector"
 
 
-def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
+def test_a_model_function_of_2019_gets_all_changes_listed() -> None:
     def old(features: Any, labels: Any, mode: Any, params: Any) -> Any: ...
 
     options: dict[str, Any] = {"featureMapping": {"x": "first"}, "modelDir": "here"}
@@ -78,7 +78,7 @@ def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
     assert (rounds(1000), rounds(7), rounds(23)) == ((50, 20), (1, 7), (23, 1))
 
 
-def test_arguments_with_defaults_are_the_model_functions_own() -> None:
+def test_arguments_with_defaults_are_left_to_the_model_function() -> None:
     def wide(params: dict[str, Any], width: int = 8, *rest: Any, **more: Any) -> Any:
         return given.append((params, width, rest, more)) or model_fn({"classes": width})
 

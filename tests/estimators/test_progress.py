@@ -83,7 +83,7 @@ def test_the_status_line_counts_rows_and_knows_the_last_loss(
     }
 
 
-def test_a_metric_that_nobody_has_is_named() -> None:
+def test_an_unknown_metric_is_named() -> None:
     with pytest.raises(SettingsError, match=mentioning("monitor='accuracy'", "metric")):
         Best(Watching("accuracy")).update(0, {"loss": 1.0})
     assert not Best(Watching("val_loss", required=False)).update(0, {"loss": 1.0})

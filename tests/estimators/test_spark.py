@@ -88,7 +88,7 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     assert list(scratch.iterdir()) == []
 
 
-def test_data_are_where_the_session_says_or_in_the_store(
+def test_data_are_in_the_folder_of_the_session_or_the_store(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, chosen = Store.create(str(tmp_path / "store")), tmp_path / "chosen"
@@ -310,7 +310,7 @@ def test_text_in_place_of_numbers_fails_before_spark_computes(spark: Any) -> Non
         model.transform(rows.selectExpr("string(z) as z", "y"))
 
 
-def test_too_few_task_slots_are_told_before_spark_computes(spark: Any) -> None:
+def test_too_few_task_slots_are_reported_before_spark_computes(spark: Any) -> None:
     computed = spark.sparkContext.accumulator(0)
     rows = frame(spark).withColumn("y", F.udf(lambda y: computed.add(1) or y, "double")("y"))
     with pytest.raises(SettingsError, match=mentioning("np=99", "task")):

@@ -139,7 +139,7 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratch: Path) -> None:
+def test_rows_that_spark_redraws_are_on_one_side_of_a_split(spark: Any, scratch: Path) -> None:
     drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
     rows = spark.range(0, 200, 1, 2).select(
         F.col("id").alias("y"), drawn().alias("x"), F.round(drawn()).alias("held")
@@ -238,7 +238,7 @@ def test_nondeterministic_frames_are_computed_once(spark: Any, tmp_path: Path) -
     alike[-1].unpersist()
 
 
-def test_a_session_that_keeps_nothing_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_that_cannot_persist_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """As Databricks' serverless ones; they have no plan here, either."""
     frame = Mock(spec=["persist", "storageLevel"], storageLevel=StorageLevel.NONE)
     frame.persist.side_effect = RuntimeError("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE")
@@ -262,7 +262,7 @@ def test_a_session_that_keeps_nothing_is_told_so(caplog: pytest.LogCaptureFixtur
     ],
     ids=["negative", "decimal", "nan", "infinite", "all 0"],
 )
-def test_weights_of_rows_that_are_none_are_told_before_training(
+def test_invalid_row_weights_are_reported_before_training(
     spark: Any, weight: str, says: tuple[str, ...]
 ) -> None:
     rows = frame(spark).selectExpr("x", "y", "z", f"{weight} as w")
@@ -274,7 +274,7 @@ def test_weights_of_rows_that_are_none_are_told_before_training(
         assert data.rows == 61
 
 
-def test_columns_with_nan_are_told_before_training(
+def test_columns_with_nan_are_reported_before_training(
     spark: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     nan, infinite = F.lit(float("nan")), F.lit(float("-inf"))

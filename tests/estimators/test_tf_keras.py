@@ -21,7 +21,7 @@ tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 RATE, HELD = 0.02, 3
 
 
-def test_an_old_optimizer_goes_on_and_validation_rows_count_once(tmp_path: Path) -> None:
+def test_an_old_optimizer_continues_validation_rows_count_once(tmp_path: Path) -> None:
     from farandole.keras.tf_keras.callbacks import LearningRateScheduleCallback
 
     path, held = written(tmp_path), written(tmp_path, HELD, "held.parquet")

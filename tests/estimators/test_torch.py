@@ -165,7 +165,7 @@ def test_a_callback_of_one_rank_ends_training_on_all(tmp_path: Path) -> None:
     assert len(trained.getHistory()) == 2
 
 
-def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_run_continues_after_its_last_checkpoint(tmp_path: Path) -> None:
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
     options: dict[str, Any] = {
         "run_id": "first",

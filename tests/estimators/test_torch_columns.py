@@ -53,7 +53,7 @@ def test_outputs_with_the_names_of_labels_learn_these(tmp_path: Path) -> None:
     np.testing.assert_allclose(predicted, expected.detach().numpy(), rtol=1e-6)
 
 
-def test_outputs_with_the_name_of_another_label_are_told() -> None:
+def test_outputs_named_like_another_label_are_reported() -> None:
     one, two = torch.zeros(1), torch.ones(1)
     for outputs in ({"z": one, "other": two}, {"other": one, "y": two}):
         with pytest.raises(
@@ -79,7 +79,7 @@ def test_classes_keep_their_digits_in_half_precision(tmp_path: Path) -> None:
         assert found[0].tolist() == [256, 257, 258], kind
 
 
-def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) -> None:
+def test_numbers_outside_classes_or_categories_are_reported(tmp_path: Path) -> None:
     path = written(tmp_path)
     of_classes = {"loss": "cross_entropy", "label_cols": ["z"]}
     with pytest.raises(DataError, match=mentioning("0", "label", "loss")):
@@ -288,7 +288,7 @@ def test_predictions_have_the_digits_of_the_model() -> None:
     assert first.dtype == wide(np.ones((1, 1)))[0].dtype == np.float64
 
 
-def test_a_category_beyond_its_table_is_told_with_its_column(tmp_path: Path) -> None:
+def test_a_category_beyond_its_table_is_reported_with_its_column(tmp_path: Path) -> None:
     class Tables(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -322,7 +322,7 @@ def test_a_category_beyond_its_table_is_told_with_its_column(tmp_path: Path) -> 
         model(torch.ones(1), torch.ones(1))
 
 
-def test_columns_with_nan_in_files_are_told_before_training(
+def test_columns_with_nan_in_files_are_reported_before_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = columns()

@@ -137,7 +137,7 @@ def test_a_metric_that_gives_no_number_is_named_with_its_label(
     ],
     ids=["negative", "nan", "infinite", "all 0"],
 )
-def test_weights_of_rows_that_are_none_are_told_before_training(
+def test_invalid_row_weights_are_reported_before_training(
     values: dict[int, float], says: str | tuple[str, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=mentioning(says)):

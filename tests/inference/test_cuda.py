@@ -51,7 +51,7 @@ def test_the_gpu_predicts_as_the_cpu_does(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, predicted(model, tmp_path, "cuda:0", np=2))
 
 
-def test_processes_without_a_gpu_of_their_own_are_told(tmp_path: Path) -> None:
+def test_processes_that_share_a_gpu_are_reported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": list(np.ones((2000, 8), "float32"))}), tmp_path / "in.parquet")
     count = torch.cuda.device_count()
     with pytest.raises(JobFailedError, match=mentioning(f"torch finds {count}", "'cuda'")):

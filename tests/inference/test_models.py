@@ -295,7 +295,7 @@ def test_hdf5_files_need_trust_where_keras_runs_their_functions(
     assert [each["safe_mode"] for each in asked] == [False, True]
 
 
-def test_a_model_that_is_written_anew_is_opened_anew(tmp_path: Path) -> None:
+def test_a_rewritten_model_is_reopened(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     for value in (1.0, 2.0):
         module = torch.nn.Linear(4, 1)
@@ -308,7 +308,7 @@ def test_a_model_that_is_written_anew_is_opened_anew(tmp_path: Path) -> None:
     fsspec.filesystem("memory").rm("/farandole/m.pt")
 
 
-def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
+def test_each_user_of_a_loader_calls_it_again(tmp_path: Path) -> None:
     path = str(tmp_path / "factor")
     load = lambda: (lambda factor: lambda x: x * factor)(float(open(path).read()))  # noqa: E731, SIM115
     for factor in (2.0, 3.0):
@@ -318,7 +318,7 @@ def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
         assert open_model(packed, HERE) is open_model(packed, HERE)
 
 
-def test_a_device_that_is_not_there_is_told() -> None:
+def test_an_absent_device_is_reported() -> None:
     last = torch.cuda.device_count()
     for device, says in (
         (f"cuda:{last}", (f"device='cuda:{last}'", f"torch finds {last or 'no'}")),
@@ -340,7 +340,7 @@ def test_a_model_whose_device_failed_is_not_used_again() -> None:
         assert open_model(packed, HERE) is not predict
 
 
-def test_a_graph_that_was_made_in_training_mode_is_told(
+def test_a_graph_made_in_training_mode_is_reported(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     def warned(model: Any) -> bool:
@@ -359,7 +359,7 @@ def test_a_graph_that_was_made_in_training_mode_is_told(
     assert not warned(torch.jit.trace(free, x))
 
 
-def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> None:
+def test_files_and_modules_torch_cannot_open_are_reported(tmp_path: Path) -> None:
     torch.save(layers(), tmp_path / "whole.pt")
     (tmp_path / "torn.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-50])
     (tmp_path / "text.pt").write_text("no model")
@@ -410,7 +410,7 @@ def times(factor: float) -> Any:
     return scaled
 
 
-def test_keras_functions_of_one_name_are_told_apart_or_refused() -> None:
+def test_keras_functions_of_one_name_are_distinguished() -> None:
     """Files of Keras have functions by their names alone: one of two would stand for both."""
     keras = pytest.importorskip("keras")
 

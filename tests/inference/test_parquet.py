@@ -191,7 +191,7 @@ def test_an_output_is_gone_on_with_only_by_what_decides_the_same(
     assert predict_parquet(model, str(small), str(out), **options).resumed == 1
 
 
-def test_an_input_that_is_written_anew_meanwhile_is_told(small: Path, tmp_path: Path) -> None:
+def test_an_input_rewritten_meanwhile_is_reported(small: Path, tmp_path: Path) -> None:
     def model(x: Any) -> Any:
         os.utime(small, ns=(1, 1))
         return x.astype(np.float32)

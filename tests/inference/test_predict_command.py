@@ -176,7 +176,7 @@ def test_the_command_resumes_the_output_of_the_same_function(small: Path, tmp_pa
     assert cli.main([*named, "8"]) == 2
 
 
-def test_numbers_and_names_that_cannot_be_are_told_at_once(small: Path, tmp_path: Path) -> None:
+def test_invalid_numbers_and_names_are_reported_immediately(small: Path, tmp_path: Path) -> None:
     for wrong, why in (
         ({"np": 0}, ("np=0", "1", "number")),
         ({"rows_per_file": 0}, ("rows_per_file=0", "1", "number")),

@@ -296,7 +296,7 @@ def test_null_in_a_list_does_not_change_its_type(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bigint", "array<bigint>"])
-def test_large_whole_numbers_beside_null_are_right_or_an_error(spark: Any, kind: str) -> None:
+def test_large_integers_next_to_null_are_exact_or_an_error(spark: Any, kind: str) -> None:
     large = 2**53 + 1
     rows = spark.createDataFrame([(large,), (None,)], "x bigint").coalesce(1)
     rows = rows if kind == "bigint" else rows.select(F.array("x").alias("x"))

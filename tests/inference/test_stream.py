@@ -113,7 +113,7 @@ def test_a_row_that_fails_is_named_by_its_key() -> None:
         run([(column(5.0),)], Function(failing), how(["x"], "double", cure="Do without"))
 
 
-def test_rows_that_fail_become_null_beside_their_errors() -> None:
+def test_rows_that_fail_become_null_next_to_their_errors() -> None:
     chunks = [(column(None, 1.0, 5.0),), (column(3.0, 4.0, 5.0, 6.0),)]
     found = run(chunks, Function(failing), how(["x"], "double", errors="column"))
     assert [row["prediction"] for row in found] == [None, 2, None, 6, 8, None, 12]

@@ -84,7 +84,7 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
     job(2, fn)
 
 
-def test_models_of_one_optimizer_vote_by_momentum_of_their_own() -> None:
+def test_models_of_one_optimizer_vote_by_their_own_momentum() -> None:
     def fn(rank: int) -> None:
         import farandole.jax as hvd
 

@@ -95,7 +95,7 @@ def test_a_program_takes_its_calls_along() -> None:
     job(2, check)
 
 
-def test_a_program_of_another_process_says_so() -> None:
+def test_a_program_of_another_process_is_an_error() -> None:
     def check(rank: int) -> None:
         import jax
         import jax.numpy as jnp

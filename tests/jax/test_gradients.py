@@ -226,7 +226,7 @@ def test_unsupported_transformations_raise() -> None:
     job(2, check)
 
 
-def test_a_program_that_was_made_for_other_ranks_says_so() -> None:
+def test_a_program_made_for_other_ranks_is_an_error() -> None:
     def first(rank: int) -> None:
         import jax
         import jax.numpy as jnp

@@ -192,7 +192,7 @@ print("done", hvd.allreduce(x).shape)
     assert done.stdout.count("done (400, 400)") == 2, done.stdout + done.stderr
 
 
-def test_errors_in_programs_are_told_and_all_goes_on() -> None:
+def test_errors_in_programs_are_reported_and_work_continues() -> None:
     def check(rank: int) -> None:
         import jax
         import jax.numpy as jnp
@@ -345,7 +345,7 @@ def test_barriers_join_and_sets() -> None:
     job(3, check, dynamic_process_sets=True)
 
 
-def test_programs_that_nobody_waits_for_end_before_the_process() -> None:
+def test_unawaited_programs_end_before_the_process() -> None:
     code = """
 import jax, jax.numpy as jnp, farandole.jax as hvd
 hvd.init()
@@ -363,7 +363,7 @@ print("end")
     assert done.stderr.strip() == ""
 
 
-def test_a_program_of_several_devices_is_told_what_to_do() -> None:
+def test_a_program_on_several_devices_gets_the_cure() -> None:
     code = """
 import jax, jax.numpy as jnp, numpy as np, farandole.jax as hvd
 hvd.init()
@@ -382,7 +382,7 @@ jax.jit(hvd.allreduce)(jax.device_put(jnp.ones(4), places))
     assert mentions(done.stderr, "Farandole", "collectives")
 
 
-def test_before_init_it_says_so() -> None:
+def test_calls_before_init_name_init() -> None:
     import jax
     import jax.numpy as jnp
 

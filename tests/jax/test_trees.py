@@ -129,7 +129,7 @@ def test_a_state_with_an_optimizer() -> None:
     job(2, check)
 
 
-def test_gradients_that_wait_for_a_step_are_each_ranks_own() -> None:
+def test_gradients_pending_for_a_step_are_local_to_ranks() -> None:
     optax = pytest.importorskip("optax", reason="optax is not installed")
 
     def check(rank: int) -> list[float]:

@@ -143,7 +143,7 @@ if hvd.rank() == 0:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_at_a_commit_after_its_runner(home: RunsHome, source: Path) -> None:
+def test_a_run_continues_at_a_commit_after_its_runner(home: RunsHome, source: Path) -> None:
     (source / "train.py").write_text(KILLING)
     resources = Resources(nodes=2, cores=0.1, min_nodes=2, max_nodes=2)
     wanted = RunSpec(

@@ -56,7 +56,7 @@ def test_new_records_are_added(run: RunFolder) -> None:
     assert metrics.last_values(run) == {"accuracy": 0.0, "late": math.inf, "loss": 0.5}
 
 
-def test_ranks_have_series_of_their_own(run: RunFolder) -> None:
+def test_each_rank_has_its_own_series(run: RunFolder) -> None:
     for rank in (10, 2):
         track(run, rank=rank).scalars({"loss": float(rank)})
     assert metrics.ranks(run) == [2, 10]

@@ -237,7 +237,7 @@ def test_a_custom_loop_broadcasts_an_unbuilt_model() -> None:
     equal(zero, one)
 
 
-def test_callbacks_of_a_loop_of_ones_own_that_calls_on_batch_end(backend: str) -> None:
+def test_callbacks_of_a_custom_loop_that_calls_on_batch_end(backend: str) -> None:
     """Programs with ``train_on_batch`` call what Horovod's callbacks override: ``on_batch_begin``
     and ``_end``.
     """

@@ -100,7 +100,7 @@ def test_the_lab_differs_by_the_five_lines() -> None:
     assert [line[-3:] for line in changed] == ["# 1", "# 2", "# 3", "# 4", "# 5"]
 
 
-def test_chest_x_rays_are_told_apart(tmp_path: Path) -> None:
+def test_chest_x_rays_are_classified(tmp_path: Path) -> None:
     path = tmp_path / "best.keras"
     arguments = (
         "--images",

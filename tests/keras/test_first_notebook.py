@@ -14,7 +14,7 @@ for module in ("nbclient", "ipykernel", "matplotlib", "sklearn"):
     pytest.importorskip(module)
 
 
-def test_keras_trains_alike_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_trains_equally_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.delenv("MNIST", raising=False)
     notebook = executed(EXAMPLES / "keras_notebook.ipynb")

@@ -7,7 +7,7 @@ import numpy as np
 from tests.keras.backends import on
 
 
-def test_local_variables_train_alike_on_one_rank_and_many(
+def test_local_variables_train_equally_on_one_rank_and_many(
     backend: str,
 ) -> None:
     def train(rank: int) -> list[tuple[str, list[np.ndarray], list[np.ndarray]]]:
@@ -48,7 +48,7 @@ def test_local_variables_train_alike_on_one_rank_and_many(
                 np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_global_norm_of_what_ranks_share_leaves_them_alike(backend: str) -> None:
+def test_a_global_norm_of_shared_parameters_keeps_ranks_equal(backend: str) -> None:
     """Local gradients differ between ranks: in the norm by which shared ones are clipped they would
     part the ranks.
     """

@@ -255,7 +255,7 @@ def test_two_by_two_ranks_are_one_process() -> None:
         np.testing.assert_allclose(history[name], values, rtol=1e-3, err_msg=name)
 
 
-def test_a_model_is_saved_whole_and_goes_on(backend: str, tmp_path: Path) -> None:
+def test_a_saved_model_continues_training(backend: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def train(rank: int) -> Any:
@@ -430,7 +430,7 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
         assert batches.startswith(("PeerLostError", "ValueError")[rank])
 
 
-def test_after_an_error_the_pipeline_and_new_ones_go_on(backend: str) -> None:
+def test_pipelines_continue_after_an_error(backend: str) -> None:
     """A callback that fails on one rank, and nowhere else; gradients of the batch that was given up
     are gone.
     """
@@ -525,7 +525,7 @@ def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
 
 
 @pytest.mark.skipif("jax" not in BACKENDS, reason="JAX is not installed")
-def test_jax_is_told_what_to_use() -> None:
+def test_a_pipeline_on_jax_names_the_alternative() -> None:
     def make(rank: int) -> str:
         import farandole.keras as hvd
         from tests.keras import programs as p

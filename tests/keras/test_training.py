@@ -217,7 +217,7 @@ def test_options_of_the_optimizer(backend: str) -> None:
     check(on(backend, 2, train), 13, loose="fp16")
 
 
-def test_sparse_gradients_are_clipped_alike_on_all_ranks() -> None:
+def test_sparse_gradients_are_clipped_equally_on_all_ranks() -> None:
     """A norm of rows counts those of one word apart, so that they must be dense where a rank trains
     alone, too.
     """
@@ -314,7 +314,7 @@ def test_a_file_saved_while_accumulating_has_all_gradients(backend: str) -> None
     check(on(backend, 2, train), 1)
 
 
-def test_fit_called_again_goes_on_as_fit_does(backend: str) -> None:
+def test_fit_called_again_continues_as_fit_does(backend: str) -> None:
     """Where ranks exchange weights, each has the momentum of its own steps."""
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:

@@ -289,7 +289,7 @@ class BindingKit:
 
         self._run(check, needs=("join",))
 
-    def test_ranks_that_disagree_fail_and_go_on(self) -> None:
+    def test_ranks_that_disagree_fail_and_continue(self) -> None:
         def check(binding: Binding, hvd: Any, rank: int) -> None:
             ones = binding.make(np.ones(2, np.float32))
             text = mentioning("Mismatched ALLREDUCE", "shapes")

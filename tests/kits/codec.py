@@ -281,7 +281,7 @@ class CodecKit:
                 finite = all(np.isfinite(array).all() for array in arrays)
                 assert finite == (number % 3 != 0), f"step {number}"
 
-    def test_a_resumed_run_goes_on_bit_for_bit(self) -> None:
+    def test_a_resumed_run_continues_bit_for_bit(self) -> None:
         def body(transport: Transport, codec: Codec) -> list[list[Arrays]]:
             self.steps(3, transport, codec)
             state = codec.state_dict()
@@ -315,7 +315,7 @@ class CodecKit:
         for size in (2, 3):
             alike(self.run(size, body))
 
-    def test_it_says_what_it_saved(self) -> None:
+    def test_sent_and_saved_bytes_add_up(self) -> None:
         def body(transport: Transport, codec: Codec) -> tuple[int, int]:
             size = transport.size
             self.steps(2, transport, codec)

@@ -156,14 +156,14 @@ class LauncherKit:
             ]
             assert own == [f"line {number} of {rank}" for number in range(LINES)]
 
-    def test_an_exception_is_told_with_its_rank(self, outcomes: list[Any]) -> None:
+    def test_an_exception_is_reported_with_its_rank(self, outcomes: list[Any]) -> None:
         _, found, _ = outcomes
         assert found["rank"] == 1, found["text"]
         assert found["text"].startswith("Rank 1 on ")
         assert "failed: ValueError: no more data" in found["text"].splitlines()[0]
         assert "in main" in found["text"], "where it was raised"
 
-    def test_a_rank_that_is_killed_is_named_with_the_signal(self, outcomes: list[Any]) -> None:
+    def test_a_killed_rank_is_named_with_the_signal(self, outcomes: list[Any]) -> None:
         *_, found = outcomes
         assert found["rank"] == 1, found["text"]
         assert "SIGKILL" in found["text"].splitlines()[0], found["text"]

@@ -95,7 +95,7 @@ class LinkKit(Worlds):
         self.run(3, body)
 
     @pytest.mark.parametrize("size", [3, 4])
-    def test_everybody_sends_first_and_receives_later(self, size: int) -> None:
+    def test_all_ranks_may_send_before_they_receive(self, size: int) -> None:
         def body(link: Link) -> None:
             length = link.ahead // 2
             others = [rank for rank in range(size) if rank != link.rank]

@@ -104,7 +104,7 @@ class PushCodecKit:
         assert codec.sent + codec.saved == 2 * sum(copy.nbytes for copy in copies)
         assert codec.saved > 0
 
-    def test_a_resumed_run_goes_on_bit_for_bit(self) -> None:
+    def test_a_resumed_run_continues_bit_for_bit(self) -> None:
         codec, resumed = self.codec(), self.codec()
         codec.arrived(codec.pack(self.parts(0), 2), taken=True)
         resumed.load_state_dict(codec.state_dict())

@@ -70,7 +70,7 @@ class StrategyKit:
             size, lambda rank: body(rank, strategy, GradientOptions(codec=codec)), store=True
         )
 
-    def test_it_says_what_it_is(self) -> None:
+    def test_the_attributes_of_a_strategy(self) -> None:
         one, other = self.strategy(), self.strategy()
         assert strategy_of(one) is one, "it has all that a strategy needs"
         assert one.spec == other.spec
@@ -112,7 +112,7 @@ class StrategyKit:
                 "after average() all ranks have the same bits"
             )
 
-    def test_weights_that_nobody_changes_stay(self) -> None:
+    def test_unchanged_weights_stay(self) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             weights = beginning("float64")
             exchange = WeightExchange("kit", options, strategy)
@@ -187,7 +187,7 @@ class StrategyKit:
             for one, two in zip(first, alone, strict=True):
                 np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
 
-    def test_a_run_goes_on_where_its_checkpoint_was_made(self) -> None:
+    def test_a_run_continues_where_its_checkpoint_was_made(self) -> None:
         if not (self.repeats and self.resumes):
             pytest.skip("does not apply: its state between exchanges is not in slots alone")
 
@@ -223,7 +223,7 @@ class StrategyKit:
         self.run(2, body)
 
     @pytest.mark.parametrize("steps", [0, STEPS])
-    def test_statistics_that_nobody_trains_are_averaged(self, steps: int) -> None:
+    def test_untrained_statistics_are_averaged(self, steps: int) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             import farandole.numpy as hvd
 
@@ -243,7 +243,7 @@ class StrategyKit:
             for array in statistics:
                 np.testing.assert_allclose(array, 2.0, rtol=1e-6)
 
-    def test_a_rank_without_data_keeps_nobody_waiting(self) -> None:
+    def test_a_rank_without_data_does_not_delay_others(self) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             import farandole.numpy as hvd
 
@@ -266,7 +266,7 @@ class StrategyKit:
         assert all(same(end, ends[0]) for end in ends)
         assert not same(ends[0], beginning("float64"))
 
-    def test_ranks_with_other_options_are_told(self) -> None:
+    def test_ranks_with_different_options_are_reported(self) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             own = f"{strategy.spec} of rank {rank}"
             exchange, weights = (

@@ -349,7 +349,7 @@ class MoveKit(Worlds):
             assert np.array_equal(receive, want)
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_nobody_leaves_a_barrier_before_the_last_has_come(self, size: int) -> None:
+    def test_no_rank_leaves_a_barrier_before_the_last_arrives(self, size: int) -> None:
         arrived: list[list[int]] = [[] for _ in range(4)]
 
         def body(transport: Transport) -> None:

@@ -134,7 +134,7 @@ def test_ranks_with_other_names_do_not_wait_for_each_other() -> None:
         assert text.endswith("in the same order, but number 0 is 'a' on rank 0 and 'b' on rank 1")
 
 
-def test_a_set_of_ranks_begins_alike() -> None:
+def test_a_set_of_ranks_starts_equal() -> None:
     def fn(rank: int) -> float:
         import farandole.mxnet as hvd
 
@@ -160,7 +160,7 @@ def test_a_reinitialised_parameter_is_broadcast_again() -> None:
     assert_equal(job(2, fn))
 
 
-def test_names_are_counted_anew() -> None:
+def test_generated_numbers_in_names_are_renumbered() -> None:
     assert canonical(["net3_dense9_w", "net3_dense10_w", "net3_b"]) == [
         "net0_dense0_w",
         "net0_dense1_w",

@@ -303,7 +303,7 @@ def test_errors_of_one_rank_are_raised_by_the_call() -> None:
     job(2, fn)
 
 
-def test_trainers_of_different_models_are_told_and_go_on() -> None:
+def test_trainers_of_different_models_are_reported_and_continue() -> None:
     def fn(rank: int) -> str:
         import farandole.mxnet as hvd
 
@@ -459,7 +459,7 @@ def test_a_program_may_end_with_something_in_flight() -> None:
     )
 
 
-def test_a_rank_that_dies_is_heard_of_by_whoever_reads() -> None:
+def test_readers_learn_of_a_dead_rank() -> None:
     secret = new_secret()
 
     def fn(rank: int) -> str:

@@ -26,7 +26,7 @@ from tests.run_job import job
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
 
-def test_gradients_that_no_backward_has_computed_are_told() -> None:
+def test_gradients_without_a_backward_pass_are_reported() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
@@ -49,7 +49,7 @@ def test_gradients_that_no_backward_has_computed_are_told() -> None:
     job(2, fn)
 
 
-def test_parameters_with_sparse_values_are_told_with_the_cure() -> None:
+def test_sparse_parameters_are_reported_with_the_cure() -> None:
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
 
@@ -108,7 +108,7 @@ def test_states_are_saved_and_loaded(tmp_path: Any) -> None:
         assert_alike(list(each), alone("momentum"))
 
 
-def test_process_sets_train_models_of_their_own() -> None:
+def test_process_sets_train_their_own_models() -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd
 

@@ -103,7 +103,7 @@ class TestValues:
         client.close()
         assert wait_until(lambda: gone == ["me"])
 
-    def test_a_server_that_closes_calls_nobody_lost(
+    def test_a_closing_server_reports_no_lost_ranks(
         self, server: StoreServer, client: StoreClient
     ) -> None:
         gone: list[str] = []
@@ -112,7 +112,7 @@ class TestValues:
         server.close()
         assert gone == []
 
-    def test_another_name_may_be_told(self) -> None:
+    def test_the_store_may_advertise_a_host_name(self) -> None:
         server = StoreServer(SECRET, "127.0.0.1", advertise="localhost")
         try:
             assert server.address.startswith("localhost:")
@@ -136,7 +136,7 @@ class TestWaiting:
         assert client.get("late", 60.0) == b"x"
         timer.join()
 
-    def test_in_vain(self, client: StoreClient) -> None:
+    def test_waiting_for_a_missing_key_times_out(self, client: StoreClient) -> None:
         with pytest.raises(RendezvousError, match=mentioning("'never'", "0.05")):
             client.get("never", 0.05)
         client.set("a", b"still usable")
@@ -190,7 +190,7 @@ class TestWaiting:
         assert client.gather("topic", 2, 5.0) == [b"zero", b"one"]
         assert not server._awaited, "nobody waits any more"
 
-    def test_nobody_is_remembered_who_waited_in_vain(
+    def test_timed_out_waiters_are_forgotten(
         self, server: StoreServer, client: StoreClient
     ) -> None:
         with pytest.raises(RendezvousError):
@@ -376,7 +376,7 @@ class TestStrangers:
             sock.close()
         self.check(server, client)
 
-    def test_a_rank_that_is_killed_while_it_connects_is_no_stranger(
+    def test_a_rank_killed_while_it_connects_is_no_stranger(
         self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.INFO, "farandole"):

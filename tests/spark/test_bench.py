@@ -47,7 +47,7 @@ def test_all_contenders_take_part(tmp_path: Path) -> None:
     assert min(medians.values()) > 0
 
 
-def test_it_is_about_starting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_spark_launcher_is_refused_for_steps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         checked(["step", "--launcher", "spark"])
     assert "--launcher=spark" in capsys.readouterr().err

@@ -277,7 +277,7 @@ class TestOutput:
             lambda: all(f"[{rank}]<stdout>:unique-{token}-{rank}" in logs()[0] for rank in (0, 1))
         )
 
-    def test_streams_of_ones_own(self) -> None:
+    def test_custom_streams(self) -> None:
         out, err = io.StringIO(), io.StringIO()
 
         def shout() -> None:

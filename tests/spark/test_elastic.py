@@ -118,7 +118,7 @@ def test_ranks_survive_their_python_daemon(spark: Any, tmp_path: Path) -> None:
     assert [each["sizes"] for each in found] == [[2], [2]]
 
 
-def test_an_estimator_goes_on_without_a_rank(spark: Any, tmp_path: Path) -> None:
+def test_an_estimator_continues_without_a_rank(spark: Any, tmp_path: Path) -> None:
     from farandole.data import Store
     from tests.estimators import elastic_tools
     from tests.estimators.test_elastic_training import callback

@@ -130,7 +130,7 @@ def test_a_live_status_in_the_cell(kernel: Kernel) -> None:
     assert len({each["content"]["transient"]["display_id"] for each in (first, *updates)}) == 1
 
 
-def test_an_error_is_the_ranks_own(kernel: Kernel) -> None:
+def test_a_notebook_shows_the_error_of_the_rank(kernel: Kernel) -> None:
     kernel.run("def train():\n    return undefined_name")
     kernel.run("HorovodRunner(np=2).run(train)")
     [error] = kernel.of("error")

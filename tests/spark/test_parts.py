@@ -102,7 +102,7 @@ class TestBundle:
         assert boot.provide(archive, {"notthere": "digest"})[0] == folder
         assert [each.name for each in (elsewhere / "spark").iterdir()] == [Path(folder).name]
 
-    def test_another_version_is_named_and_stands_back(self, elsewhere: Path) -> None:
+    def test_another_version_is_named_and_yields(self, elsewhere: Path) -> None:
         there = elsewhere / "packages" / "odd_package"
         there.mkdir()
         (there / "__init__.py").write_text("VALUE = 'old'\n")
@@ -353,7 +353,7 @@ class TestWithoutASession:
         ):
             HorovodRunner(np=1).run(3)  # type: ignore[arg-type]
 
-    def test_run_says_so_in_horovods_words(self) -> None:
+    def test_run_without_a_context_raises_horovods_message(self) -> None:
         with pytest.raises(SettingsError, match=mentioning("SparkContext")):
             run(print, num_proc=2)
 

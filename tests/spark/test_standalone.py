@@ -164,7 +164,7 @@ def test_a_model_is_trained_and_predicts(spark: Any, tmp_path: Path) -> None:
     assert len(found) == ROWS
 
 
-def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> None:
+def test_a_killed_spark_executor_is_replaced(spark: Any, tmp_path: Path) -> None:
     def work(folder: str) -> None:
         import time
 

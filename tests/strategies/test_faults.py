@@ -56,7 +56,7 @@ def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
     return step_on, lambda: exchange.average(weights, slots)
 
 
-def test_a_rank_that_asks_nobody_hears_of_one_that_is_killed() -> None:
+def test_a_rank_without_requests_learns_of_a_killed_rank() -> None:
     """Of two ranks the lower one asks, so the highest one never does; no launcher ends this job."""
 
     def fn(rank: int) -> str:
@@ -82,7 +82,7 @@ def test_a_rank_that_asks_nobody_hears_of_one_that_is_killed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["allreduce", "adasum", *WITH_WEIGHTS])
-def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(spec: str) -> None:
+def test_a_killed_rank_is_named_and_not_awaited(spec: str) -> None:
     def fn(rank: int) -> str:
         step, end = stepping(spec)
         try:

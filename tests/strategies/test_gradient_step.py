@@ -193,7 +193,7 @@ def test_gradients_of_others_that_were_thrown_away() -> None:
     assert rank.step.unexpected(0, known=True) is None
 
 
-def test_none_is_announced_until_nobody_has_new_gradients() -> None:
+def test_none_is_announced_while_any_rank_has_new_gradients() -> None:
     rank = Rank()
     assert rank.step.can_announce_none(rank.stock)
     rank.play("N")

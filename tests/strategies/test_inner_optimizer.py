@@ -77,7 +77,7 @@ class Followed:
         self.told.append(momenta)
 
 
-def test_a_codec_hears_of_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_is_notified_of_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "settings", Settings)
     monkeypatch.setattr(context, "rank", lambda: 0)
     followed: Any = Followed()

@@ -160,7 +160,7 @@ def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
 
 
 @pytest.mark.parametrize(("in_place", "times"), [(False, 1), (True, 1), (True, 10_000)])
-def test_a_difference_is_named_and_the_exchange_goes_on(in_place: bool, times: int) -> None:
+def test_a_difference_is_named_and_the_exchange_continues(in_place: bool, times: int) -> None:
     def fn(rank: int) -> list[str]:
         reducer, said = GradientListReducer("gradients"), []
 

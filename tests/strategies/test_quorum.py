@@ -25,7 +25,7 @@ from tests.run_job import job
         (DiLoCo(4), "diloco:4,lr=0.7,momentum=0.9"),
     ],
 )
-def test_a_spec_says_the_whole_rule(given: Any, spec: str) -> None:
+def test_a_spec_contains_the_whole_rule(given: Any, spec: str) -> None:
     found: Any = strategy_of(given)
     assert found.spec == spec
     assert strategy_of(spec).spec == spec  # type: ignore[union-attr]

@@ -67,7 +67,7 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
     assert len({number for _, number in one}) > 2
 
 
-def test_parameters_of_one_bucket_have_memory_of_their_own() -> None:
+def test_parameters_of_one_bucket_have_separate_memory() -> None:
     """Accumulated gradients that are views of the old layout move out before the new one is laid
     over them.
     """

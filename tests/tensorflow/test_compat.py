@@ -20,7 +20,7 @@ PROGRAMS = Path(__file__).parent / "horovod"
     ("script", "command"),
     [("tensorflow2_mnist.py", HOROVODRUN), ("tensorflow_mnist.py", FARANDOLE)],
 )
-def test_a_program_learns_and_keeps_ranks_alike(
+def test_a_program_learns_and_keeps_ranks_equal(
     script: str, command: list[str], tmp_path: Path
 ) -> None:
     output = program(command, "-W", "ignore", PROGRAMS / script, tmp_path)

@@ -158,7 +158,7 @@ def test_results_are_the_callers_to_keep() -> None:
     job(2, body)
 
 
-def test_ranks_with_other_gradients_are_told() -> None:
+def test_ranks_with_different_gradients_are_reported() -> None:
     def body(rank: int) -> None:
         variables = [tf.Variable(1.0, name="one"), tf.Variable([1.0] * (2 + rank), name="odd")]
 

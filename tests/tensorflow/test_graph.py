@@ -147,7 +147,7 @@ def test_a_failed_step_does_not_wait_for_its_collectives(session: bool) -> None:
     job(2, body)
 
 
-def test_xla_is_told_apart_before_it_fails() -> None:
+def test_xla_is_detected_before_it_fails() -> None:
     def body(rank: int) -> None:
         for call in (hvd.allreduce, hvd.allgather, lambda x: hvd.size_op()):
             with pytest.raises(NotImplementedError, match=mentioning("XLA", "jit_compile=True")):

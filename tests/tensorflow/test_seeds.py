@@ -14,7 +14,7 @@ from tests.run_job import job
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 
-def test_global_generators_are_alike_and_a_given_one_is_local() -> None:
+def test_global_generators_are_equal_and_a_given_one_is_local() -> None:
     def draw(rank: int) -> Any:
         import farandole.tensorflow as hvd
 

@@ -463,7 +463,7 @@ def test_differences_that_ranks_may_have_are_not_reported() -> None:
     assert heard(3, *programs, dynamic_process_sets=True) == [[[]] * len(programs)] * 3
 
 
-def test_nobody_looks() -> None:
+def test_checks_that_are_off_report_nothing() -> None:
     assert heard(2, no_broadcast, same_data, check="off") == [[[], []]] * 2
 
 
@@ -537,7 +537,7 @@ def test_no_false_alarm(kind: str) -> None:
     assert heard(2, program) == [[[]]] * 2
 
 
-def test_adasum_ranks_that_began_differently_are_told() -> None:
+def test_adasum_ranks_with_unequal_first_weights_are_reported() -> None:
     def adasum(rank: int) -> None:
         import farandole.torch as hvd
 

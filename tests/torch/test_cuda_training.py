@@ -111,9 +111,7 @@ def test_options_strategies_and_codecs(n: int, settings: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 @pytest.mark.parametrize("strategy", ["ps_async:1", "ssp:2", "gossip_async:ring"])
-def test_strategies_that_wait_for_nobody_learn(
-    n: int, settings: dict[str, Any], strategy: str
-) -> None:
+def test_asynchronous_strategies_learn(n: int, settings: dict[str, Any], strategy: str) -> None:
     def train(rank: int, device: Any) -> tuple[float, float]:
         import farandole.torch as hvd
 
@@ -139,7 +137,7 @@ def test_strategies_that_wait_for_nobody_learn(
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 @pytest.mark.parametrize("kind", ["adam", "adamw", "fused", "capturable", "scaled"])
-def test_optimizers_of_the_gpu_go_on_from_their_state(
+def test_optimizers_of_the_gpu_continue_from_their_state(
     n: int, settings: dict[str, Any], kind: str
 ) -> None:
     """Rank 0's weights and state go to all; gradients are clipped; with ``scaled``, a loss scale is

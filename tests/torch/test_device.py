@@ -52,7 +52,7 @@ def test_every_operation_on_every_type_and_shape(n: int, way: str, dtypes: list[
     device_job(n, check, way)
 
 
-def test_one_rank_needs_nobody() -> None:
+def test_one_rank_needs_no_network() -> None:
     def check(rank: int, pretend: Pretend) -> None:
         for dtype in ("int16", "float16", "bool"):
             check_reductions(0, 1, dtype)

@@ -91,7 +91,7 @@ def test_one_rank_that_insists_gets_a_group() -> None:
     assert agreed(1, lambda rank: Pretend("GPU-0"), nccl="on") == [("1.0", [OWN])]
 
 
-def test_ranks_that_mean_different_devices_are_told() -> None:
+def test_ranks_with_different_devices_are_reported() -> None:
     def check(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
 

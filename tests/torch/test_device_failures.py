@@ -160,7 +160,7 @@ def test_a_device_that_fails_on_one_rank_fails_everywhere() -> None:
         assert mentions(said, "rank 1", "ZeroDivisionError")
 
 
-def test_ranks_that_cannot_be_connected_are_told_what_to_do() -> None:
+def test_unreachable_ranks_get_the_cure() -> None:
     def check(rank: int, pretend: Pretend) -> str:
         import farandole.torch as hvd
 

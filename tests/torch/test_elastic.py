@@ -27,7 +27,7 @@ class Notes:
         return lambda: self.calls.append(name)
 
 
-def test_a_loop_begins_anew_after_what_it_survives() -> None:
+def test_a_loop_restarts_after_a_recoverable_error() -> None:
     ends: list[Exception] = [HorovodInternalError("lost"), HostsUpdatedInterrupt(skip_sync=True)]
     state = Notes()
 
@@ -277,7 +277,7 @@ def test_a_state_keeps_the_given_objects() -> None:
     assert one == ((True, True), (True, False), [0.25, 0.5], 1, [0.25])
 
 
-def test_after_a_reset_a_reader_goes_on_from_its_position() -> None:
+def test_after_a_reset_a_reader_continues_from_its_position() -> None:
     from farandole.torch.elastic_state import TorchState
 
     class Reader:
@@ -300,7 +300,7 @@ def test_after_a_reset_a_reader_goes_on_from_its_position() -> None:
     assert (state.reader.begin, state.epoch, model.weight.item()) == (5, 3, 2.0)
 
 
-def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_types_are_handled_as_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     from farandole.torch import elastic_state as of_torch
 
     class Scheduler:

@@ -75,7 +75,7 @@ def test_synchronous_ranks_and_servers_return_to_a_commit() -> None:
         assert own == centre
 
 
-def test_asynchronous_ranks_go_on_from_the_servers() -> None:
+def test_asynchronous_ranks_continue_from_the_servers() -> None:
     found = run("ssp:2")
     assert len(found) >= 2
     for _, _, centre in found:

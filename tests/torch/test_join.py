@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
-def test_the_last_one_is_told_to_all(wire: str) -> None:
+def test_the_last_rank_is_known_to_all(wire: str) -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.torch as hvd
 
@@ -39,7 +39,7 @@ def test_the_last_one_is_told_to_all(wire: str) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
-def test_training_goes_on_without_those_who_joined(first: int, options: dict[str, Any]) -> None:
+def test_training_continues_without_ranks_that_joined(first: int, options: dict[str, Any]) -> None:
     """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. What rank 1 does not give
     counts as zeros.
     """

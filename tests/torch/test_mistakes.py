@@ -250,7 +250,7 @@ def test_two_threads_that_go_backward_at_once() -> None:
     job(2, train)
 
 
-def test_ranks_with_different_parameters_are_told() -> None:
+def test_ranks_with_different_parameters_are_reported() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
@@ -332,7 +332,7 @@ def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
     job(2, train)
 
 
-def test_a_failed_handle_that_nobody_synchronizes() -> None:
+def test_a_failed_handle_that_is_never_synchronized() -> None:
     """The tensor in place is as it was, and a program that goes on takes it for the mean."""
 
     def ends(*, asks: bool) -> Any:

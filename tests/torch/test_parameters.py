@@ -91,7 +91,7 @@ def test_gradients_are_final_after_backward_even_then() -> None:
     assert one == other
 
 
-def test_parameters_that_nobody_uses_keep_no_gradient() -> None:
+def test_unused_parameters_keep_no_gradient() -> None:
     """Weight decay and momentum leave them alone, as on one rank."""
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:

@@ -363,7 +363,7 @@ def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
     assert_all_close(job(2, train), steps(lambda optimizer: optimizer, 0, 1))
 
 
-def test_an_optimizer_that_is_stepped_by_methods_of_its_own() -> None:
+def test_an_optimizer_with_custom_step_methods() -> None:
     """As SAM is: two gradients for each step, and ``step`` is never called. What is recorded does
     not grow.
     """

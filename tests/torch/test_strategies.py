@@ -210,7 +210,7 @@ def test_joined_ranks_do_not_count_and_state_is_broadcast() -> None:
     job(2, fn)
 
 
-def test_the_end_of_an_epoch_is_told() -> None:
+def test_the_end_of_an_epoch_is_reported() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 

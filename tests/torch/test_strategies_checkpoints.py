@@ -18,7 +18,7 @@ from tests.torch.test_strategies import steps_of
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-def test_a_resumed_run_goes_on_bit_for_bit() -> None:
+def test_a_resumed_run_continues_bit_for_bit() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 

@@ -118,7 +118,7 @@ def test_other_types_and_mixed_ones(dtype: str) -> None:
         torch.testing.assert_close(found.double(), wanted[index], rtol=tolerance, atol=tolerance)
 
 
-def test_models_are_converted_and_train_alike() -> None:
+def test_models_are_converted_and_train_equally() -> None:
     def model_of() -> Any:
         torch.manual_seed(0)
         return torch.nn.Sequential(

@@ -26,7 +26,7 @@ def test_any_parts(cuts: list[int], offset: float) -> None:
     np.testing.assert_allclose(variance, values.var(axis=0), rtol=1e-9)
 
 
-def test_nothing_at_all() -> None:
+def test_statistics_of_empty_batches_are_zero() -> None:
     count, mean, variance = combined(np.stack([row(np.empty((0, 2)))] * 2))
     assert count == 0
     assert (mean == 0).all()

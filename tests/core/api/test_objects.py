@@ -57,7 +57,7 @@ class Unreadable:
         return int, ("no",)
 
 
-def test_pickling_failures_reach_all_ranks_and_the_job_goes_on() -> None:
+def test_pickling_failures_reach_all_ranks_and_the_job_continues() -> None:
     def fn(rank: int) -> None:
         from farandole.core.api.objects import allgather_object, broadcast_object
 

@@ -80,7 +80,7 @@ def test_a_commit_returns_when_all_ranks_have_saved(tmp_path: Path) -> None:
     assert job(2, check) == [True, True]
 
 
-def test_replicas_are_arrays_of_real_numbers_without_a_ranks_own() -> None:
+def test_replicas_exclude_values_local_to_a_rank() -> None:
     state = ObjectState(
         weights=np.ones(3), counts=np.ones(3, int), own=np.ones(2), step=0, empty=np.ones(0)
     )

@@ -99,7 +99,7 @@ def test_one_rank_alone_loses_nothing() -> None:
     assert engines(1, body) == [pytest.approx([0.25, 1.4])]
 
 
-def test_ranks_with_different_codecs_are_told_who_has_which() -> None:
+def test_ranks_with_different_codecs_get_the_codec_of_each() -> None:
     def body(engine: Engine) -> str:
         spec = ("topk:0.1", "", "topk:0.1", "onebit")[engine.rank]
         with pytest.raises(HorovodInternalError) as error:

@@ -259,7 +259,7 @@ def test_small_caches_and_no_fusion_change_nothing(settings: dict[str, int]) -> 
     engines(3, body, **settings)
 
 
-def test_one_rank_leaves_and_the_others_are_told() -> None:
+def test_the_departure_of_a_rank_is_reported_to_the_others() -> None:
     def body(transport: Any) -> str:
         engine = Engine(transport, Settings())
         meet(engine)

@@ -211,7 +211,7 @@ class Places:
 
 @pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
 @pytest.mark.parametrize("way", ["run", "submit"])
-def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int) -> None:
+def test_an_exception_of_a_handler_leaves_no_lock_held(way: str, times: int) -> None:
     def body(transport: Any, places: Places, asked: threading.Event) -> str:
         engine = Engine(transport, Settings())
         flat = np.ones(4, np.float32)
@@ -276,7 +276,7 @@ def test_a_nearly_done_handle_is_done_when_interrupted() -> None:
     assert told == [True]
 
 
-def test_a_handler_that_waits_for_a_collective_itself_is_told_so() -> None:
+def test_a_handler_that_waits_for_a_collective_gets_an_error() -> None:
     told: list[str] = []
 
     def body(transport: Any) -> float:

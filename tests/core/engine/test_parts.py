@@ -53,7 +53,7 @@ def test_only_messages_of_numbers_alone_can_be_remembered() -> None:
     assert wire.signatures(wire.encode([(7, 1)], [], shutdown=True)) is None
 
 
-def test_the_cache_starts_anew_when_it_is_full() -> None:
+def test_a_full_cache_is_cleared() -> None:
     cache = SignatureCache(2)
     one, two, three = (Request(name, Kind.ALLREDUCE) for name in "abc")
     cache.learn([one, two, one])
@@ -74,7 +74,7 @@ def _plan(tensors: dict[str, Request], threshold: int) -> list[tuple[str, ...]]:
     return [unit.names for unit in plan(responses, tensors.__getitem__, threshold)]
 
 
-def test_fusion_skips_what_does_not_fit_and_goes_on() -> None:
+def test_fusion_skips_tensors_that_do_not_fit() -> None:
     sizes = {"a": 10, "b": 100, "c": 10, "d": 10}
     tensors = {name: Request(name, Kind.ALLREDUCE, shape=(size,)) for name, size in sizes.items()}
     assert _plan(tensors, 160) == [("a", "c", "d"), ("b",)]
@@ -196,7 +196,7 @@ def test_groups_on_two_devices_are_divided() -> None:
     assert [unit.names for unit in failed] == [("a", "b", "c")]
 
 
-def test_whoever_waits_is_told_what_to_do_about_the_device() -> None:
+def test_waiting_callers_get_the_cure_for_a_device() -> None:
     calls: list[int] = []
 
     def after() -> None:
@@ -211,6 +211,6 @@ def test_whoever_waits_is_told_what_to_do_about_the_device() -> None:
     assert len(calls) == 2, "once per wait, however many members have it"
 
 
-def test_memory_of_a_device_that_nobody_looks_after() -> None:
+def test_memory_of_an_unregistered_device() -> None:
     with pytest.raises(LookupError, match=mentioning("TPU", "collectives")):
         Devices(None, Settings(), lambda error: None).record_event("TPU")  # type: ignore[arg-type]

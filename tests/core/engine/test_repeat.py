@@ -170,7 +170,7 @@ def any_way(engine: Engine, name: str, value: float) -> float:
     return float(one.buffer.out[0])
 
 
-def test_the_cache_starts_anew_and_all_forget_what_was_repeated() -> None:
+def test_a_full_cache_keeps_repeated_calls_correct() -> None:
     def body(engine: Engine) -> None:
         same = random.Random(0)
         for step in range(200):
@@ -239,7 +239,7 @@ def test_sizes_change_on_all_ranks_in_one_round() -> None:
     assert (6, True) in first
 
 
-def test_an_observer_that_comes_late_hears_the_rest() -> None:
+def test_a_late_observer_gets_the_remaining_events() -> None:
     class Heard(Observer):
         def __init__(self) -> None:
             self.names: list[str] = []

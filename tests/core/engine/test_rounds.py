@@ -110,7 +110,7 @@ def test_rank_0_changes_the_sizes_of_all_in_one_round() -> None:
     assert decision.since == [[1.0, 2.0], []]
 
 
-def test_the_memory_of_signatures_begins_anew_on_all_ranks() -> None:
+def test_the_memory_of_signatures_is_cleared_on_all_ranks() -> None:
     ranks = crew(2, cache_capacity=2)
     for turn in range(6):
         names = ["a", "b", "c"][turn % 3 :] + ["a", "b", "c"][: turn % 3]
@@ -118,7 +118,7 @@ def test_the_memory_of_signatures_begins_anew_on_all_ranks() -> None:
             assert len(round_of(ranks, [[item(name, turn + 1)]] * 2)[0].placed) == 1
 
 
-def test_a_rank_that_has_left_is_told_with_what_waits() -> None:
+def test_a_departed_rank_is_reported_with_waiting_tensors() -> None:
     ranks = crew(2)
     batch = [item("loss")]
     messages = [ranks[0].message(batch), wire.encode([], [], shutdown=True)]

@@ -161,7 +161,7 @@ def test_ranks_that_ask_at_once_keep_the_sum(tls: bool) -> None:
             assert all(np.allclose(one, 1.5 + 50 * 2.5, rtol=1e-9) for one in own)
 
 
-def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
+def test_a_clean_end_is_no_loss_and_any_other_is_reported() -> None:
     with serving(3) as ranks:
         groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(3)]
         ranks.ended.add(1)
@@ -238,7 +238,7 @@ def test_silent_partners_are_left_alone_and_other_models_refused(
             groups[1].take([np.zeros(9)])
 
 
-def test_ranks_that_have_other_weights_for_long_are_told(
+def test_lasting_differences_of_weights_are_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for anybody: they would train apart without a word."""

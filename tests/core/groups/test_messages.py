@@ -56,7 +56,7 @@ def test_message_payloads_are_aligned_to_64_bytes() -> None:
     assert sum(written[:-1]) % 64 == 0
 
 
-def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
+def test_a_silent_rank_is_queried_without_a_lock() -> None:
     """It takes seconds, in which others make messages, and give them up."""
     streams, asked, answered = streams_without_news(), threading.Event(), threading.Event()
 

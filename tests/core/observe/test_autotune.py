@@ -306,7 +306,7 @@ time.sleep(600)
 """
 
 
-def test_a_log_goes_on_where_an_earlier_part_of_the_job_ended(tmp_path: Path) -> None:
+def test_a_log_continues_where_an_earlier_part_of_the_job_ended(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     for on, text in (False, ""), (True, "rows\n"), (False, ""):
         path.write_text("rows\n")

@@ -33,7 +33,7 @@ def one_rank(
     )
 
 
-def test_a_store_that_does_not_answer_keeps_nobody() -> None:
+def test_a_silent_store_blocks_no_rank() -> None:
     """As torch's TCPStore, whose server is a thread of rank 0, when that process has stopped."""
     over, said = threading.Event(), list[str]()
 

@@ -237,7 +237,7 @@ def run(path: Path, program: str, np: int, *flags: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_deadlock_is_told_with_every_rank_s_line(tmp_path: Path) -> None:
+def test_a_deadlock_is_reported_with_the_line_of_each_rank(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     program = """
 import time

@@ -166,7 +166,7 @@ def test_without_a_replica_the_server_is_lost() -> None:
             rank.push()
 
 
-def test_asynchronous_ranks_go_on_from_the_centre() -> None:
+def test_asynchronous_ranks_continue_from_the_centre() -> None:
     """No acknowledged push is lost, and the first exchange of each rank only fetches the centre."""
     rule = Rule(bound=2)
     with chain() as servers:

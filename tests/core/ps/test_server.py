@@ -199,7 +199,7 @@ def test_a_server_without_a_replica_is_named(monkeypatch: pytest.MonkeyPatch) ->
         assert all(text in named or "closed" in text for text in told), told
 
 
-def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
+def test_unequal_models_or_strategies_are_reported_on_all_ranks() -> None:
     with serving() as ranks:
         turns = [threading.Event() for _ in range(3)]
 

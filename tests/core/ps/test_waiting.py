@@ -117,7 +117,7 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
         (Rule(sync=True), 0, True),
     ],
 )
-def test_a_rank_that_alone_has_other_weights_is_told_on_all(
+def test_one_rank_with_different_weights_is_reported_on_all(
     rule: Rule, pushes: int, flush: bool, servers_of_each: int
 ) -> None:
     """It adds some and leaves out others, and rank ``odd`` does so. Others wait for it, or flush in

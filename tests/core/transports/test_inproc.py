@@ -37,7 +37,7 @@ class TestStrictInprocLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         return World(size, ahead=0).link
 
-    def test_lengths_that_do_not_match_are_told_to_both(self) -> None:
+    def test_unequal_lengths_raise_on_both_ranks(self) -> None:
         def body(link: Any) -> None:
             array, other = np.zeros(3 if link.rank == 0 else 5, np.uint8), 1 - link.rank
             send, recv = (array, None) if link.rank == 0 else (None, array)

@@ -90,7 +90,7 @@ def agree(link: Any) -> None:
         (relay.leave_out, MORE),
     ],
 )
-def test_data_that_nobody_sent_is_told_as_such(attack: Attack, connection: int) -> None:
+def test_tampered_data_are_a_wireerror(attack: Attack, connection: int) -> None:
     """Its content is not authenticated, so a flipped bit inside of a message is not among these:
     docs/run.md.
     """
@@ -100,7 +100,7 @@ def test_data_that_nobody_sent_is_told_as_such(attack: Attack, connection: int) 
 
 
 @pytest.mark.parametrize("attack", ALTERED, ids=lambda attack: attack.__name__)
-def test_notices_that_nobody_sent_are_told_as_such(attack: Attack) -> None:
+def test_tampered_notices_are_a_wireerror(attack: Attack) -> None:
     raised = between(attack, BOARD, agree)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
@@ -121,7 +121,7 @@ def server() -> Iterator[StoreServer]:
 
 
 @pytest.mark.parametrize("attack", [*ALTERED, relay.truncate], ids=lambda attack: attack.__name__)
-def test_the_store_believes_nothing_that_no_rank_said(attack: Attack, server: StoreServer) -> None:
+def test_the_store_ignores_messages_of_strangers(attack: Attack, server: StoreServer) -> None:
     host, _, port = server.address.rpartition(":")
     middle = Relay((host, int(port)), attack)
     client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=60.0)
@@ -138,7 +138,7 @@ def test_the_store_believes_nothing_that_no_rank_said(attack: Attack, server: St
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_rank_whose_words_to_the_store_were_changed_is_told(tls: bool) -> None:
+def test_a_tampered_message_to_the_store_is_reported(tls: bool) -> None:
     """Not that the driver has ended."""
 
     def there(middle: Relay, connection: int, end: str, data: bytes) -> None:
@@ -164,7 +164,7 @@ def use(client: StoreClient) -> None:
         client.set("result/0", b"true")
 
 
-def test_frames_in_another_order_or_left_out_are_told() -> None:
+def test_reordered_or_missing_frames_are_reported() -> None:
     one, other = socket.socketpair()
     with one, other:
         front, back = socket.socketpair()

@@ -51,7 +51,7 @@ def test_a_departed_rank_is_reported_with_its_reason() -> None:
         one.close()
 
 
-def test_a_limit_of_the_size_of_files_is_told() -> None:
+def test_a_limit_on_file_sizes_is_reported() -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
@@ -64,7 +64,7 @@ def test_a_limit_of_the_size_of_files_is_told() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_limit_of_the_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_the_address_space_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -84,7 +84,7 @@ def test_a_limit_of_the_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -
             os.fstat(fd)
 
 
-def test_a_sandbox_that_forbids_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_forbids_shared_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 

@@ -98,7 +98,7 @@ class TestSeveralConnections(LinkKit):
         return lambda rank: tcp.connect(rank, size, secret, scope, store, 60.0, streams=3)
 
 
-def test_another_number_of_connections_is_told() -> None:
+def test_unequal_numbers_of_connections_are_reported() -> None:
     store = ThreadStore()
     store.set("tcp/w/0", b"127.0.0.1|1;4")
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_an_unreachable_rank_is_reported_before_the_timeout(
             tcp.connect(1, 2, new_secret(), "w", store, 600.0)
 
 
-def test_a_rank_that_can_let_nobody_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_accept_connections_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds no room for threads, and was told of a firewall."""
     monkeypatch.setattr(rendezvous, "PATIENCE", 0.1)
     store, secret, start = ThreadStore(), new_secret(), threading.Thread.start
@@ -402,7 +402,7 @@ def fuzzed() -> Iterator[_Besieged]:
     ("kind", "said"),
     [("rubbish", "bytes"), ("unknown", ("message", "b'z'"))],
 )
-def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(
+def test_garbage_on_the_board_is_reported_and_is_no_goodbye(
     kind: str, said: str | tuple[str, ...]
 ) -> None:
     store, secret = ThreadStore(), new_secret()
@@ -427,7 +427,7 @@ def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(
     pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 60.0), body)
 
 
-def test_ranks_that_exchange_other_lengths_are_told() -> None:
+def test_unequal_lengths_of_ranks_are_reported() -> None:
     store, secret = ThreadStore(), new_secret()
 
     def body(link: Any) -> None:

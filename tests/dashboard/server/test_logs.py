@@ -93,7 +93,7 @@ def test_search_finds_the_last_match_of_each_line(
             patch.setattr(logs, "_SCANNED", 1 << 30)
 
 
-def test_search_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_continues_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MOST_MATCHES", 3)
     path = tmp_path / "log"
     write(str(path), b"".join(b"Step %d\n" % step for step in range(8)))

@@ -121,7 +121,7 @@ def test_a_program_uses_the_token_as_a_bearer_token(browser: TestClient, access:
     assert browser.get("/api/runs", headers={"authorization": wrong}).status_code == 401
 
 
-def test_each_server_has_tokens_of_its_own() -> None:
+def test_each_server_has_its_own_tokens() -> None:
     first, second = Access(1), Access(2)
     assert len({first.token, second.token, first.post_token, second.post_token}) == 4
     assert len(first.token) >= 32

@@ -174,7 +174,7 @@ def test_html_for_databricks_and_text_for_terminals(
     assert "state: completed" in capsys.readouterr().out
 
 
-def test_a_view_goes_on_after_an_error(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_continues_after_an_error(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[Exception] = [OSError("a stale file handle"), ValueError("no connection")]
 
     def once(folder: RunFolder) -> dict[str, Any]:

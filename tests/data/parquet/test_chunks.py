@@ -68,7 +68,7 @@ def test_a_consumer_reads_chunks_instead_of_waiting(lanes: int) -> None:
         taken.close()
 
 
-def test_rows_that_cannot_be_read_are_told_when_they_are_needed() -> None:
+def test_unreadable_rows_are_reported_when_needed() -> None:
     helped = threading.Event()
 
     def read(number: int) -> dict[str, Any]:

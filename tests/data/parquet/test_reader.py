@@ -108,7 +108,7 @@ def test_epochs_differ_and_are_the_same_again_with_the_same_seed(data: ParquetDa
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": SMALL}])
-def test_an_epoch_goes_on_with_another_number_of_ranks(data: ParquetData, options: Any) -> None:
+def test_an_epoch_continues_on_a_different_number_of_ranks(data: ParquetData, options: Any) -> None:
     whole = [row for batch in ids(data.numpy(1, rank=0, size=1, **options)) for row in batch]
     three = [data.numpy(8, rank=rank, size=3, **options) for rank in range(3)]
     seen: list[int] = []
@@ -218,7 +218,7 @@ def test_weights_make_averages_over_ranks_those_of_one_process(folder: Path) -> 
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_a_weight_that_is_no_number_is_told(tmp_path: Path, wrong: float) -> None:
+def test_a_nan_weight_is_reported(tmp_path: Path, wrong: float) -> None:
     weights = np.ones(100)
     weights[5] = -2.0  # which is one
     weights[77] = wrong
@@ -321,7 +321,7 @@ def test_a_changed_file_is_an_error_in_the_next_epoch(
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("memory", [10_000, 100_000])
-def test_a_file_that_is_written_anew_in_place_while_it_is_read(
+def test_a_file_rewritten_in_place_while_read_is_noticed(
     tmp_path: Path, memory: int, threads: int
 ) -> None:
     """pyarrow gives fewer rows of a file that ends early, and no error."""
@@ -421,7 +421,7 @@ def test_a_state_that_cannot_be(
         reader.load_state_dict({**reader.state_dict(), **told})
 
 
-def test_a_reader_goes_on_where_its_pickle_is_opened(data: ParquetData) -> None:
+def test_a_reader_continues_where_its_pickle_is_opened(data: ParquetData) -> None:
     reader = data.numpy(10)
     list(reader)
     there = pickle.loads(pickle.dumps(reader))
@@ -467,7 +467,7 @@ def test_epochs_reuse_memory_and_concurrent_loops_have_their_own(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 @pytest.mark.parametrize(("memory", "threads"), [(SMALL, 1), (1 << 30, 1), (SMALL, 0)])
-def test_a_loop_that_goes_on_in_a_fork_is_an_error(
+def test_a_loop_continued_in_a_fork_is_an_error(
     data: ParquetData, memory: int, threads: int
 ) -> None:
     """It waited for ever."""
@@ -488,7 +488,7 @@ def test_a_loop_that_goes_on_in_a_fork_is_an_error(
 
 @pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["read anew", "kept"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_are_the_program_s_own(data: ParquetData, memory: int, shuffle: bool) -> None:
+def test_batches_are_left_to_the_program(data: ParquetData, memory: int, shuffle: bool) -> None:
     reader = data.numpy(5, memory=memory, shuffle=shuffle, rank=0, size=1)
     expected = [batch["x"].copy() for batch in reader]
     for _ in range(2):

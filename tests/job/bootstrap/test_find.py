@@ -153,7 +153,7 @@ def test_torch_variables_may_belong_to_an_inner_launcher() -> None:
     ],
     ids=["none", "alone", "batch", "RANK", "garbage"],
 )
-def test_a_process_that_stands_alone(env: dict[str, str]) -> None:
+def test_a_process_without_a_launcher_finds_no_job(env: dict[str, str]) -> None:
     assert bootstrap.find(env) is None
 
 

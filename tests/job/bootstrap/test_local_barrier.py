@@ -38,7 +38,7 @@ def here(rank: int, **more: Any) -> Placement:
     return Placement(**{"rank": rank, "size": 4, "local_rank": rank, "local_size": 4, **more})
 
 
-def test_all_go_on_when_the_last_one_is_there(job: str) -> None:
+def test_all_ranks_continue_when_the_last_one_arrives(job: str) -> None:
     gone: list[int] = []
     last = threading.Event()
 

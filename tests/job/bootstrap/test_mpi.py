@@ -71,7 +71,7 @@ class TestOpenMpi:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_SERVERS": "2"}
         tools.check_served(tools.run(MPIRUN, tmp_path, "serves", **own), 2)
 
-    def test_within_a_rank_of_another_job_it_starts_a_job_of_its_own(self, tmp_path: Path) -> None:
+    def test_a_run_within_a_rank_starts_a_separate_job(self, tmp_path: Path) -> None:
         """Its processes inherit the variables of that rank; each was a job of one rank before."""
         command = [sys.executable, "-m", "farandole", "run", "-np", "1", *MPIRUN]
         done = tools.run(command, tmp_path, TMPDIR=str(tmp_path))
@@ -138,7 +138,7 @@ class TestOpenMpi:
             ("list", ["0: (1, 2, [3, 0], 1, 2, 3)", "3: (0, 2, [3, 0], 0, 2, 3)"]),
         ],
     )
-    def test_parts_of_its_processes_are_jobs_of_their_own(
+    def test_parts_of_its_processes_are_separate_jobs(
         self, kind: str, says: list[str], tmp_path: Path
     ) -> None:
         """Those of a communicator, also of one process, and of a list; who is in none of them goes
@@ -275,7 +275,7 @@ def test_a_list_of_ranks_that_makes_no_sense(ranks: list[int], tmp_path: Path) -
     assert mentions(done.stderr, f"ValueError: init(comm=[{ranks[0]}, {ranks[1]}])", "rank 0 of 4")
 
 
-def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_cure_without_a_way_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PMI_FD", raising=False)
     monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError) as caught:

@@ -65,7 +65,7 @@ def test_with_tls_the_cluster_carries_a_token_only() -> None:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
+def test_ranks_that_disagree_on_encryption_are_refused(tls: bool) -> None:
     class Other(Unreached):
         def broadcast(
             self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings
@@ -78,7 +78,7 @@ def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
         peer_hosted_store.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
 
-def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
+def test_ranks_with_different_sizes_are_refused() -> None:
     """By hand, say: WORLD_SIZE=2 for rank 0, and 3 for rank 1."""
     host = StoreHost(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
 
@@ -194,7 +194,7 @@ class TestTheEnd:
             "farandole: rank 3 on h1 ended without a report: it was killed, or it called os._exit",
         ]
 
-    def test_a_rank_has_left_when_it_says_so(
+    def test_a_rank_has_left_after_its_goodbye(
         self, host: StoreHost, clients: list[StoreClient]
     ) -> None:
         """A process that it forked off, a data loader's, may hold its connection open."""

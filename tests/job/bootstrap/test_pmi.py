@@ -204,7 +204,7 @@ def test_output_is_forwarded_before_the_job_is_aborted(
     assert done == ["read", pmi._FORWARD, "abort"]
 
 
-def test_an_abort_does_not_wait_for_ever() -> None:
+def test_an_abort_does_not_wait_forever() -> None:
     end, begin = os.pipe()
     try:
         os.write(begin, b"nobody reads this")

@@ -114,9 +114,7 @@ class TestFile:
         assert len(paths) == 4
         assert {path.parent.name for path in paths} == {"slurm"}
 
-    def test_a_user_without_a_home_is_told_what_to_use(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_user_without_a_home_gets_the_cure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def none() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
@@ -125,9 +123,7 @@ class TestFile:
             slurm.meeting_point({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
 
 
-def test_a_home_that_cannot_be_written_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_home_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     step = {"HOME": str(tmp_path / "file"), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     for name, value in step.items():

@@ -71,7 +71,7 @@ def ranks(command: list[str], *numbers: int, **env: str) -> Iterator[list[subpro
 
 
 @pytest.mark.slow
-def test_they_are_one_job(tmp_path: Path) -> None:
+def test_ranks_started_by_hand_are_one_job(tmp_path: Path) -> None:
     """Each, without LOCAL_RANK, is the first of a host of its own."""
     with ranks(program(tmp_path), 1, 0) as job:
         said = [process.communicate(timeout=200) for process in job]
@@ -94,9 +94,7 @@ def test_groups_of_torch_distributed_meet_at_the_same_place(order: str, tmp_path
 @pytest.mark.parametrize(
     ("rank", "words"), [(0, "rank 1 did not reach init() within 1 s"), (1, "found no rank 0 there")]
 )
-def test_one_that_the_others_leave_alone_says_what_to_set(
-    rank: int, words: str, tmp_path: Path
-) -> None:
+def test_a_rank_without_peers_names_the_setting(rank: int, words: str, tmp_path: Path) -> None:
     with ranks(program(tmp_path), rank, FARANDOLE_START_TIMEOUT="1") as (process,):
         _, err = process.communicate(timeout=200)
     assert words in err

@@ -380,7 +380,7 @@ def test_settings_given_explicitly_reach_ranks_even_if_default() -> None:
         "HOROVOD_BUILD_CUDA_CC_LIST",
     ],
 )
-def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
+def test_build_variables_of_horovod_are_known(name: str) -> None:
     assert built_for(
         {"PATH": "/bin", "HOROVOD_TIMELINE": "x", "HOROVOD_WITH_EVERYTHING": "1", name: "1"}
     ) == [name]

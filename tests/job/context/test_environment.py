@@ -69,7 +69,7 @@ def test_a_rank_that_lost_its_variables(
     assert lost_placement({"OMPI_COMM_WORLD_RANK": "0"}, tmp_path) == ""
 
 
-def test_the_rank_says_so(jobs: Marked) -> None:
+def test_a_rank_that_lost_its_variables_reports_it(jobs: Marked) -> None:
     code = "import farandole.numpy as hvd; hvd.init(); print(hvd.size())"
     path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
     done = jobs.run("run", "-np", "2", "env", "-i", path, sys.executable, "-c", code)
@@ -104,7 +104,7 @@ def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path)
         ("mpirun", False),
     ],
 )
-def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_path: Path) -> None:
+def test_an_mpirun_of_one_process_loses_no_rank(command: str, alone: bool, tmp_path: Path) -> None:
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, None)
     (tmp_path / "7" / "comm").write_text("hydra_pmi_proxy\n")

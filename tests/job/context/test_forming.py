@@ -13,7 +13,7 @@ from tests.kits.heard import listening
 from tests.kits.messages import mentions
 
 
-def test_a_rank_that_cannot_reach_another_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_reach_another_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     places = iter(Placement(rank=0, size=2, generation=number) for number in (1, 2, 3))
     results = iter([RendezvousError("no answer from h2"), PeerLostError("lost"), "wire"])
 

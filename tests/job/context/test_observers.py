@@ -94,7 +94,7 @@ def test_a_timeline_that_cannot_be_written_stops_init(monkeypatch: pytest.Monkey
     run("a")
 
 
-def test_a_timeline_goes_on_after_another_init(tmp_path: Path) -> None:
+def test_a_timeline_continues_after_another_init(tmp_path: Path) -> None:
     """Of the same process, and of another one that the rank's script runs then; but not in another
     job.
     """

@@ -150,7 +150,7 @@ def test_invalid_process_sets_are_refused() -> None:
     job(3, fn, dynamic_process_sets=True)
 
 
-def test_ranks_that_mean_different_sets_are_told() -> None:
+def test_ranks_with_different_sets_are_reported() -> None:
     def fn(rank: int) -> float:
         with pytest.raises(ValueError, match=mentioning("process sets", "order")):
             context.add_process_set([0] if rank else [1])
@@ -204,7 +204,7 @@ def test_static_sets_and_reinit_on_one_rank() -> None:
 
 
 @pytest.mark.parametrize("given", [[[0]], "static"])
-def test_sets_that_are_none_are_told_before_the_job_is_joined(given: object) -> None:
+def test_invalid_process_sets_are_reported_before_joining(given: object) -> None:
     with pytest.raises(ValueError, match=mentioning("ProcessSet")):
         context.init(process_sets=given)
     assert not context.is_initialized()

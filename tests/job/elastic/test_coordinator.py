@@ -203,7 +203,7 @@ class TestLosses:
         assert made.step(1.0) == [Overdue((1,), seconds, failed=True), Stop(1)]
         assert made.coordinator.lost == {1, 3}
 
-    def test_the_others_go_on_without_a_member_that_hangs(self) -> None:
+    def test_the_others_continue_without_a_member_that_hangs(self) -> None:
         made = job(least=1, a=1, b=1, c=1)
         made.coordinator.list_hosts({"a": 1, "b": 1, "c": 1, "d": 1})
         made.step()
@@ -215,7 +215,7 @@ class TestLosses:
         made.step()
         assert made.ranks == (0, 2, 3)
 
-    def test_a_rank_without_the_state_cannot_go_on_alone(self) -> None:
+    def test_a_rank_without_the_state_cannot_continue_alone(self) -> None:
         made = self.joined()
         made.end(0)
         made.step()
@@ -250,7 +250,7 @@ class TestLosses:
         made.step()
         assert (made.ranks, made.membership.lost) == ((1,), 0)
 
-    def test_a_rank_that_has_received_the_state_goes_on(self) -> None:
+    def test_a_rank_that_has_received_the_state_continues(self) -> None:
         made = self.joined()
         made.end(0)
         made.step()

@@ -154,7 +154,7 @@ def test_a_driver_that_is_silent_is_given_up_when_a_lost_host_is(
     assert sum(given) <= liveness.LOST_SECONDS
 
 
-def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     lo, eth0 = Interface("lo", "127.0.0.1", 8, 0, True), Interface("eth0", "10.0.0.2", 24, 0, False)
     for found, says in (
         ([lo], "no address"),
@@ -189,7 +189,7 @@ def test_a_readable_cluster_gets_only_a_token_with_tls() -> None:
         store.close()
 
 
-def test_an_agent_runs_other_processes_beside_its_rank() -> None:
+def test_an_agent_runs_processes_next_to_its_rank() -> None:
     other = (
         "import os, sys; print(os.environ['OWN'], os.environ['FARANDOLE_STORE'], flush=True);"
         " sys.exit(3)"
@@ -304,7 +304,7 @@ class TestPackages:
                 boot.fetch([f"127.0.0.1:{stranger.getsockname()[1]}"], bundle.digests())
             thread.join()
 
-    def test_an_agent_that_cannot_get_them_says_so(
+    def test_an_agent_without_access_to_the_driver_reports_it(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as closed:

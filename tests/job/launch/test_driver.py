@@ -144,7 +144,7 @@ for name in os.listdir("/proc"):
 
 
 class TestARankFails:
-    def test_its_traceback_stands_first_and_once(self, jobs: Marked) -> None:
+    def test_a_traceback_is_printed_first_and_once(self, jobs: Marked) -> None:
         code = """
 import os, time
 if os.environ["HOROVOD_RANK"] == "1": raise ValueError("boom")
@@ -155,7 +155,7 @@ time.sleep(1000)
         assert done.stderr.count("Traceback") == done.stderr.count("ValueError: boom") == 1
         assert mentions(done.stderr, "Rank 1", "code 1")
 
-    def test_before_init_its_traceback_stands_once_too(self, jobs: Marked, tmp_path: Path) -> None:
+    def test_a_traceback_before_init_is_printed_once(self, jobs: Marked, tmp_path: Path) -> None:
         """However long the rank takes to end. A child of a rank is no rank: its failure is the
         program's to judge.
         """
@@ -176,7 +176,7 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         assert done.stderr.count("Traceback") == 1
         assert "child" not in done.stderr
 
-    def test_a_rank_that_dies_of_a_broken_pipe_is_told(self, jobs: Marked) -> None:
+    def test_a_rank_that_dies_of_a_broken_pipe_is_reported(self, jobs: Marked) -> None:
         """It was taken for our own reader that has gone, and nothing was said."""
         done = jobs.run("run", "-np", "2", "bash", "-c", "kill -PIPE $$")
         assert done.returncode == 128 + signal.SIGPIPE
@@ -204,7 +204,7 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         assert done.returncode == 137
         assert mentions(done.stderr, "Rank 2", "signal 9", "SIGKILL")
 
-    def test_others_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
+    def test_ranks_that_ignore_sigterm_are_killed(self, jobs: Marked, tmp_path: Path) -> None:
         code = f"""
 if [ $HOROVOD_RANK = 1 ]; then while [ ! -e {tmp_path}/up ]; do sleep 0.01; done; exit 3; fi
 trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""

@@ -100,7 +100,7 @@ def test_two_ranks_of_a_lost_host() -> None:
 
 
 class TestExplain:
-    def test_nothing_happened(self) -> None:
+    def test_a_successful_job_has_no_explanation(self) -> None:
         assert explain([], HOSTS) is None
         assert explain([Event(0, code=0), Event(1, outcome=Outcome(status="ok"))], HOSTS) is None
 
@@ -238,7 +238,7 @@ class TestExplain:
         assert stalled is not None
         assert stalled.patience == 0, "it ended the job"
 
-    def test_the_same_failure_everywhere_is_told_once(self) -> None:
+    def test_a_failure_common_to_all_ranks_is_reported_once(self) -> None:
         events = [Event(rank, code=2) for rank in (1, 0, 2, 3)]
         verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))
         assert verdict is not None
@@ -259,7 +259,7 @@ class TestExplain:
         )
         assert (verdict.patience, verdict.apart) == (0.0, ())
 
-    def test_another_failure_is_told_apart(self) -> None:
+    def test_a_different_failure_is_distinguished(self) -> None:
         verdict = explain([Event(1, outcome=ERROR), Event(0, code=4)], HOSTS)
         assert verdict is not None
         assert verdict.apart == (0,)

@@ -32,7 +32,7 @@ def test_more_ranks_than_open_files() -> None:
         check_open_files(10_000_000, logs=True)
 
 
-def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
+def test_a_limit_that_stops_ranks_is_reported_with_its_cure() -> None:
     assert re.search(
         r"a process may have \d+ open files here \(`ulimit -n`\): raise",
         cure(OSError(errno.EMFILE, "")),
@@ -83,7 +83,7 @@ def test_ranks_that_are_none(call: Any, text: str | tuple[str, ...]) -> None:
         call()
 
 
-def test_a_job_without_threads_is_told_the_limit(
+def test_the_thread_limit_of_a_failed_job_is_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(self: threading.Thread) -> None:

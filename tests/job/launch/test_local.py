@@ -210,7 +210,7 @@ def children_of(worker: LocalWorker) -> Callable[[], dict[int, tuple[int, int]]]
     return found
 
 
-def test_one_rank_ends_and_the_others_go_on(jobs: Marked) -> None:
+def test_one_rank_ends_and_the_others_continue(jobs: Marked) -> None:
     first, second = workers = start(jobs, 2, "sleep 1000 & echo up; wait")
     try:
         assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
@@ -300,7 +300,9 @@ def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
     assert wait_until(lambda: not jobs.left())
 
 
-def test_a_reaper_that_may_not_fork_says_so(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reaper_that_cannot_fork_reports_it(
+    jobs: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = "def full(): raise BlockingIOError(11, 'no more')"
     start = (
         f"import os, sys; sys.path.append(sys.argv[1]); import reaper\n{full}\nos.fork ="

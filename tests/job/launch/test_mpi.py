@@ -129,7 +129,7 @@ def test_ranks_started_below_mpirun_are_not_its_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ends", [["false"], ["sh", "-c", "echo there are not enough slots >&2; exit 3"]], ids=str
 )
-def test_an_mpirun_that_fails_says_why(ends: list[str], tmp_path: Path) -> None:
+def test_a_failed_mpirun_reports_the_reason(ends: list[str], tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
     body = "exit 1" if ends == ["false"] else ends[2]
     mpirun.write_text(

@@ -32,7 +32,7 @@ from tests.job.launch.tools import wait_until
 from tests.kits.messages import mentioning, mentions
 
 
-def test_the_users_options_come_before_ours_and_nobody_is_asked() -> None:
+def test_options_of_the_user_come_first_without_prompts() -> None:
     settings = Settings(
         ssh_port=2222, ssh_identity_file="/k", ssh_options="-J gate -o ConnectTimeout=3"
     )
@@ -331,7 +331,7 @@ def test_a_session_without_ssh() -> None:
     session.close(time.monotonic())
 
 
-def test_a_program_that_is_stopped_is_not_said_to_have_ended() -> None:
+def test_a_stopped_program_is_not_reported_as_ended() -> None:
     began = threading.Event()
     said = "print('@farandole {}', flush=True); import time; time.sleep(1000)"
     session = SshSession("h1", [sys.executable, "-c", said], {}, lambda facts: began.set())

@@ -224,7 +224,7 @@ class TestFiles:
         notes = [note for streams in jobs[1:] for note in streams.notes]
         assert all(f"{tmp_path};" in note and f"{tmp_path}/run-" in note for note in notes)
 
-    def test_where_an_older_run_lies_is_told(self, tmp_path: Path) -> None:
+    def test_the_folder_of_an_older_run_is_reported(self, tmp_path: Path) -> None:
         for moved in (False, True):
             streams = OutputStreams(1, io.StringIO(), io.StringIO(), directory=str(tmp_path))
             streams.feed(0, "stdout", b"x")

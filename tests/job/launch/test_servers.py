@@ -87,7 +87,7 @@ def test_a_killed_primary_with_a_replica_costs_nothing(jobs: Marked, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_killed_is_told_by_its_server(jobs: Marked) -> None:
+def test_a_killed_replica_is_reported_by_its_server(jobs: Marked) -> None:
     flags = ("--replicas", "2", "--strategy", "ps_async", "--log-without-timestamp")
     done = jobs.run("run", "-np", "2", *flags, PY, "-c", PROGRAM, "30", "1")
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,7 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(
 
 
 @pytest.mark.slow
-def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(
+def test_the_documented_batch_file_survives_its_time_limit(
     slurm_cluster: kit.Cluster, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")

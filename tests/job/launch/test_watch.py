@@ -158,7 +158,7 @@ def test_the_first_of_ranks_that_end_together_is_the_cause() -> None:
     assert caught.value.rank == 2
 
 
-def test_a_rank_that_cannot_be_ended_is_told_so_once() -> None:
+def test_a_rank_that_cannot_be_ended_is_reported_once() -> None:
     """That takes seconds. Its host may hang."""
     told: list[None] = []
 

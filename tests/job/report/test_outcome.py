@@ -23,7 +23,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 class TestOutcome:
-    def test_an_error_of_its_own(self) -> None:
+    def test_an_outcome_holds_the_error_of_the_rank(self) -> None:
         outcome = Outcome.of(raised(ValueError("boom")))
         assert (outcome.status, outcome.kind, outcome.message) == ("error", "ValueError", "boom")
         assert "ValueError: boom" in outcome.traceback
@@ -70,7 +70,7 @@ class TestOutcome:
         outcome = Outcome.of(raised(RendezvousError.late([2, 3], 30.0)))
         assert (outcome.status, outcome.kind, outcome.lost) == ("victim", "RendezvousError", 2)
 
-    def test_a_wire_that_cannot_be_made_is_no_victims_tale(self) -> None:
+    def test_a_rank_without_a_wire_is_no_victim(self) -> None:
         assert Outcome.of(raised(RendezvousError("rank 1 is missing"))).status == "error"
 
     def test_exceptions_that_go_in_circles(self) -> None:

@@ -15,7 +15,7 @@ from farandole.net.handshake import new_secret
 from farandole.net.store import StoreServer
 
 
-def test_nothing_to_tell() -> None:
+def test_a_report_without_progress_is_empty() -> None:
     assert TrainingProgress().report(1.0) == {"step": 0, "rate": 0.0}
     idle = TrainingProgress()
     idle.report(1.0)
@@ -94,7 +94,7 @@ def test_epochs_of_unknown_length() -> None:
 
 
 @pytest.mark.parametrize(("watched", "rank"), [("", "0"), ("1", "1")])
-def test_no_thread_where_nobody_looks(
+def test_no_thread_runs_without_a_reader(
     monkeypatch: pytest.MonkeyPatch, watched: str, rank: str
 ) -> None:
     monkeypatch.setattr(training_progress, "_thread", None)

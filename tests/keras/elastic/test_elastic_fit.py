@@ -117,12 +117,12 @@ def trained_with_keras_2() -> Done:
     )
 
 
-def test_fit_goes_on(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_continues(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
     check(farandole.run(trained, np=3, min_np=2, max_np=3))
 
 
-def test_fit_of_keras_2_goes_on() -> None:
+def test_fit_of_keras_2_continues() -> None:
     """With data that the program divides itself, or does not divide: every step counts once."""
     pytest.importorskip("tf_keras", reason="Keras 2 is not installed")
     results = farandole.run(trained_with_keras_2, np=3, min_np=2, max_np=3)

@@ -84,7 +84,7 @@ def test_invalid_arguments_of_fit_are_explained(backend: str) -> None:
     assert {name for name, said in one.items() if said} == {"epochs", "other model"}
 
 
-def test_batch_normalization_that_is_not_synchronized_is_told() -> None:
+def test_unsynchronized_batch_normalization_is_reported() -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")
 
@@ -118,7 +118,7 @@ def test_batch_normalization_that_is_not_synchronized_is_told() -> None:
     assert one == [[], [], []]
 
 
-def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
+def test_datasets_shuffled_differently_by_ranks_are_reported() -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")
 

@@ -12,7 +12,7 @@ from tests.keras.test_training import close, equal
 from tests.kits.messages import mentions
 
 
-def test_an_unbuilt_model_begins_alike(backend: str) -> None:
+def test_an_unbuilt_model_starts_equal(backend: str) -> None:
     def train(rank: int) -> object:
         import keras
 
@@ -38,7 +38,7 @@ def test_an_unbuilt_model_begins_alike(backend: str) -> None:
     assert len(zero[0]) == 4
 
 
-def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
+def test_a_model_that_is_never_called_starts_equal(backend: str) -> None:
     if backend != "tensorflow":
         pytest.skip("does not apply: the others have Keras call each model before the first step")
 

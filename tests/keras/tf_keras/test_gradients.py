@@ -264,7 +264,7 @@ def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) ->
     job(2, body)
 
 
-def test_a_global_norm_of_what_ranks_share_leaves_them_alike() -> None:
+def test_a_global_norm_of_shared_parameters_keeps_ranks_equal() -> None:
     def body(rank: int) -> None:
         import tf_keras
 

@@ -153,7 +153,7 @@ def test_a_state_has_the_gradients_that_wait_for_a_step(old: bool) -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_a_saved_model_goes_on_with_the_state_of_its_optimizer(old: bool, tmp_path: Path) -> None:
+def test_a_saved_model_continues_with_the_state_of_its_optimizer(old: bool, tmp_path: Path) -> None:
     """Keras itself begins anew, though the folder has it."""
     folder = str(tmp_path / "model")
 
@@ -181,7 +181,7 @@ def test_a_saved_model_goes_on_with_the_state_of_its_optimizer(old: bool, tmp_pa
     job(2, body)
 
 
-def test_a_file_without_the_state_of_its_optimizer_is_told(tmp_path: Path) -> None:
+def test_a_file_without_optimizer_state_is_reported(tmp_path: Path) -> None:
     """Keras 2 writes none of an old optimizer, without a word."""
     file = str(tmp_path / "model.keras")
 
@@ -202,7 +202,7 @@ def test_a_file_without_the_state_of_its_optimizer_is_told(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ending", ["h5", "keras"])
-def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
+def test_models_are_saved_and_resume(ending: str, tmp_path: Path) -> None:
     file = str(tmp_path / f"model.{ending}")
 
     def body(rank: int) -> None:
@@ -279,7 +279,7 @@ def test_custom_objects_may_make_distributed_optimizers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["one folder", "a folder each", "rank 0"])
-def test_training_goes_on_everywhere_from_a_backup(where: str, tmp_path: Path) -> None:
+def test_training_continues_everywhere_from_a_backup(where: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def body(rank: int) -> Any:

@@ -184,7 +184,7 @@ def test_learning_rates_and_momentum(old: bool) -> None:
     job(2, body)
 
 
-def test_a_loop_of_ones_own_calls_on_batch_end() -> None:
+def test_a_custom_loop_calls_on_batch_end() -> None:
     """Programs with ``train_on_batch`` call what Horovod's callback overrides."""
 
     def body(rank: int) -> Any:
@@ -205,7 +205,7 @@ def test_a_loop_of_ones_own_calls_on_batch_end() -> None:
     assert one == two
 
 
-def test_layers_of_a_rank_of_its_own() -> None:
+def test_layers_local_to_a_rank() -> None:
     def body(rank: int) -> Any:
         import tf_keras
 

@@ -147,6 +147,6 @@ def test_names_derived_from_the_secret() -> None:
     assert SECRET not in derive(SECRET, "a")
 
 
-def test_a_secret_that_is_none_is_said_to_be() -> None:
+def test_a_malformed_secret_is_reported() -> None:
     with pytest.raises(AuthenticationError, match=mentioning("hexadecimal")):
         derive("not hex", "anything")

@@ -49,7 +49,7 @@ def met(pair: Pair) -> tuple[Session, Session]:
     return server.session, session
 
 
-def test_a_secret_says_whether_connections_are_encrypted() -> None:
+def test_the_secret_decides_whether_connections_are_encrypted() -> None:
     assert [encrypted(SECRET), encrypted(CLEAR), encrypted(new_secret())] == [True, False, False]
 
 
@@ -131,7 +131,7 @@ def test_another_job(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("here", "there"), [(SECRET, CLEAR), (CLEAR, SECRET)])
-def test_an_end_without_tls_is_told_on_both_sides(pair: Pair, here: str, there: str) -> None:
+def test_a_peer_without_tls_is_reported_on_both_sides(pair: Pair, here: str, there: str) -> None:
     server = Server(pair[0], here)
     with pytest.raises(AuthenticationError, match="TLS") as caught:
         authenticate(pair[1], there, "test", server=False)

@@ -253,7 +253,7 @@ def test_averages_stay_where_weights_are_added() -> None:
     job(2, fn, store=True)
 
 
-def test_pairs_with_other_weights_of_the_same_size_are_told() -> None:
+def test_pairs_with_unequal_weights_are_reported() -> None:
     """Each has frozen one."""
 
     def fn(rank: int) -> None:
@@ -294,7 +294,7 @@ def test_specs(spec: str, full: str) -> None:
     assert found.spec == full
 
 
-def test_how_far_a_pair_goes_is_an_argument() -> None:
+def test_the_consensus_step_of_a_pair_is_an_argument() -> None:
     assert AsyncGossip.parse("ring,gamma=0.25").spec == "gossip_async:ring,every=1,gamma=0.25"
     with pytest.raises(ValueError, match=mentioning("gossip_async", "gamma='2'", "0", "1")):
         AsyncGossip(gamma="2")

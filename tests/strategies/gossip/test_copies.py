@@ -141,7 +141,7 @@ def test_ranks_reach_the_mean_with_each_codec(graph: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.2", "powersgd:1"])
-def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
+def test_a_run_continues_bit_for_bit(codec: str) -> None:
     """Copies of neighbours are not in a checkpoint: these send theirs whole, once."""
 
     def fn(rank: int) -> None:
@@ -171,7 +171,7 @@ def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
     job(3, fn)
 
 
-def test_a_copy_that_neighbours_do_not_have_is_sent_anew() -> None:
+def test_a_copy_missing_at_neighbours_is_sent_again() -> None:
     """Rank 0's state goes to all in mid-run, say: the mean of all ranks' weights stays from then
     on.
     """
@@ -276,7 +276,7 @@ def test_copies_of_other_shapes_travel_whole_and_count() -> None:
     job(3, fn)
 
 
-def test_a_message_that_was_lost_is_sent_anew() -> None:
+def test_a_lost_message_is_sent_again() -> None:
     """A rank that has called ``join()`` refuses it; the copies of neighbours do not have it."""
 
     def fn(rank: int) -> tuple[Any, Any]:
@@ -339,7 +339,7 @@ def test_messages_of_other_weights_are_refused() -> None:
         Copies(codec, 1).read(0, later.message(weights, own, ["w"], 1), weights)  # type: ignore[arg-type]
 
 
-def test_how_far_ranks_go() -> None:
+def test_consensus_steps_of_codecs() -> None:
     found = {}
     for spec in [*CODECS, "randomk:0.01", "powersgd:4", "topk:0.01"]:
         codec = codec_of(spec)

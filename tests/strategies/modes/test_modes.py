@@ -266,7 +266,7 @@ def test_a_rank_without_data_exchanges_in_the_next_epoch() -> None:
     job(3, fn)
 
 
-def test_gossip_says_that_it_needs_all_ranks() -> None:
+def test_gossip_requires_all_ranks() -> None:
     def fn(rank: int) -> str:
         weights = [np.full(2, float(rank))]
         exchange = WeightExchange("test", GradientOptions(), Gossip())

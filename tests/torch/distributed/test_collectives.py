@@ -312,7 +312,7 @@ def strange_roots(_: int) -> None:
     assert ones.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_root_that_is_no_member_is_told_and_the_group_goes_on() -> None:
+def test_a_root_outside_the_group_is_refused() -> None:
     members(2, strange_roots)
 
 
@@ -363,7 +363,7 @@ def of_the_meta_device(_: int) -> None:
     dist.barrier()
 
 
-def test_a_tensor_without_elements_is_told_what_gives_it_some() -> None:
+def test_an_empty_tensor_gets_an_error_with_the_cure() -> None:
     members(2, of_the_meta_device)
 
 

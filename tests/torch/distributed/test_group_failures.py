@@ -73,7 +73,7 @@ def barrier_of_a_dead_rank(rank: int) -> str:
     return error_of(lambda: monitored_barrier(timeout=timedelta(seconds=20)))
 
 
-def test_a_monitored_barrier_says_that_a_rank_was_lost() -> None:
+def test_a_monitored_barrier_reports_a_lost_rank() -> None:
     """At once. It said that its time was over."""
     texts = members(3, barrier_of_a_dead_rank, deaths=True)
     assert "Rank 2 failed to pass monitoredBarrier: " in texts[0]

@@ -312,7 +312,7 @@ def with_another_secret(_: int) -> None:
         os.environ.update({} if before is None else {"FARANDOLE_SECRET": before})
 
 
-def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_answers_for_a_failed_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where it could not begin, nor where its end was interrupted."""
     from farandole.torch.distributed import process_group
 

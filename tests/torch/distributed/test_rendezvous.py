@@ -52,7 +52,9 @@ def test_a_handler_of_a_signal_ends_the_wait_for_others() -> None:
 
 
 @pytest.mark.parametrize("named", ["env://", "tcp://127.0.0.1:9", "store"])
-def test_ranks_that_cannot_be_are_told(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_outside_the_world_size_is_refused(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch waited for rank 0."""
     from torch import distributed as dist
 
@@ -94,7 +96,7 @@ def one_catches_its_error(rank: int, wrong: int) -> None:
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_nobody_waits_for_one_that_has_left(wrong: int, wire: str) -> None:
+def test_no_rank_waits_for_a_departed_one(wrong: int, wire: str) -> None:
     members(3, lambda rank: one_catches_its_error(rank, wrong), wire=wire)
 
 
@@ -126,5 +128,5 @@ def one_gives_up(rank: int, wrong: int, where: str) -> None:
     ["farandole.job.context.wiring.connect", "farandole.core.transports.shm.segment.memory.create"],
 )
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_nobody_waits_for_one_that_gives_up(wrong: int, where: str) -> None:
+def test_no_rank_waits_for_one_that_gives_up(wrong: int, where: str) -> None:
     members(3, lambda rank: one_gives_up(rank, wrong, where))

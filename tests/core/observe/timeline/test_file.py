@@ -113,7 +113,9 @@ def test_a_file_may_be_begun_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tear", [b"", b',\n{"ph":"B","na'], ids=["whole", "torn"])
-def test_a_file_goes_on_where_an_earlier_part_of_the_job_ended(tear: bytes, tmp_path: Path) -> None:
+def test_a_file_continues_where_an_earlier_part_of_the_job_ended(
+    tear: bytes, tmp_path: Path
+) -> None:
     path = str(tmp_path / "t.json")
     for turn, names in enumerate((["a", "b"], ["b", "c"], ["a"])):
         timeline = Timeline(0, 1)

@@ -120,7 +120,7 @@ def test_a_rank_is_merged_once() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["join"], ["merge", "x"], ["merge", "-o", "y"]])
-def test_the_command_says_what_is_missing(
+def test_the_command_names_missing_parts(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["timeline", *arguments]) == 2

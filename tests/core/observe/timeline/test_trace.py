@@ -37,7 +37,7 @@ def test_the_life_of_a_tensor() -> None:
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[2, 3]"}
 
 
-def test_parts_are_nested_in_exchanges_with_network_beside() -> None:
+def test_parts_are_nested_in_exchanges_next_to_the_network() -> None:
     events = events_from(
         Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
         Started(102.0, Kind.ALLREDUCE, ["a"], 24),

@@ -128,7 +128,7 @@ def test_workers_of_keras_are_an_error(tmp_path: Path) -> None:
         model.fit(batches, verbose=0)
 
 
-def test_steps_per_epoch_go_on_in_the_epoch_of_the_rows(data: ParquetData) -> None:
+def test_steps_per_epoch_continue_in_the_epoch_of_the_rows(data: ParquetData) -> None:
     layer = Seen()
     model = keras.Sequential([keras.Input(()), layer])
     model.compile("sgd", "mse", run_eagerly=True)
@@ -139,7 +139,7 @@ def test_steps_per_epoch_go_on_in_the_epoch_of_the_rows(data: ParquetData) -> No
     assert sorted(layer.rows) == [*range(10)]
 
 
-def test_a_loop_that_is_left_begins_anew(data: ParquetData) -> None:
+def test_an_abandoned_loop_restarts(data: ParquetData) -> None:
     batches = data.keras(4, rank=0, size=1)
     first = batches[1][1].tolist()
     assert batches[1][1].tolist() == first  # Keras looks at some, and asks again

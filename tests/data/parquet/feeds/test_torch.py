@@ -44,7 +44,7 @@ def test_workers_are_refused(data: ParquetData) -> None:
         next(iter(loader))
 
 
-def test_where_training_stands(data: ParquetData) -> None:
+def test_the_position_of_training_is_kept_in_the_state(data: ParquetData) -> None:
     batches = data.torch(4, rank=0, size=1)
     for _ in batches:
         break

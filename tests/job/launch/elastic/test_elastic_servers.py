@@ -139,7 +139,7 @@ def test_synchronous_training_is_exact_after_any_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["ssp:2", "ps_async:1"])
-def test_asynchronous_training_goes_on_from_the_centre(spec: str, tmp_path: Path) -> None:
+def test_asynchronous_training_continues_from_the_centre(spec: str, tmp_path: Path) -> None:
     faults = [Fault(4, process=1), Fault(8), Fault(16), Fault(17, process=2)]
     results, _ = run_job(train, (spec, str(tmp_path), faults, 24), THREE, {"localhost": 3})
     assert [done.size for done in results] == [3, 3, 3]

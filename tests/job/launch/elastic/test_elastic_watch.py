@@ -189,7 +189,7 @@ def test_a_failed_job_names_the_rank_that_hung(simulate: Callable[..., Simulatio
         simulate(react).run(options, {"localhost": 1, "other": 1})
 
 
-def test_ranks_that_go_on_after_the_end_are_named(simulate: Callable[..., Simulation]) -> None:
+def test_ranks_that_continue_after_the_end_are_named(simulate: Callable[..., Simulation]) -> None:
     def react(job: Simulation, member: Member) -> None:
         job.listed.append({"localhost": 1, "other": 1, "third": 1})
         if member.host == "third":

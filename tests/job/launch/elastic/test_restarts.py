@@ -93,7 +93,7 @@ def test_a_loss_ends_a_program_without_memberships() -> None:
     assert isinstance(decision, GiveUp)
 
 
-def test_a_program_with_memberships_goes_on_in_place() -> None:
+def test_a_program_with_memberships_continues_in_place() -> None:
     coordinator = begun({"a": 3})
     for process in range(3):
         coordinator.ready(process, 0, 0, 1.0)
