@@ -5,9 +5,9 @@ More vectors are combined in pairs, as a tree: Maleki et al., "Scaling Distribut
 Adaptive Summation", MLSys 2021.
 
 For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the
-dot products of all pairs. So each rank receives one segment of all vectors and computes its part of
-these products. An allreduce of the products gives all ranks the same weights. Then each rank
-combines its segment once. This algorithm moves as many bytes as a ring, works for any number of
+dot products of all pairs. Each rank therefore receives one segment of all vectors and computes its
+part of these products. An allreduce of the products gives all ranks the same weights. Then each
+rank combines its segment once. The algorithm moves as many bytes as a ring, works for any number of
 ranks, and rounds once.
 """
 

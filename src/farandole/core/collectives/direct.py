@@ -1,10 +1,10 @@
-"""Every rank exchanges with every other: one latency, the main cost of small messages.
+"""Direct exchange between all ranks: a single latency, the main cost of small messages.
 
-The exchange is the pairwise one of Thakur, Rabenseifner and Gropp, "Optimization of collective
+The exchange is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005): in step i a rank sends to ``rank + i`` and
 receives from ``rank - i``. Messages that a link accepts without waiting are sent to all ranks
-first, so the steps cost a single latency. Every rank reduces in rank order, so all get the same
-bits.
+first, so the steps cost a single latency. Every rank reduces in rank order, so the results are
+bitwise identical.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def exchange(link: Link, sends: Sequence[Array], receives: Sequence[Array]) -> None:
     """Send ``sends[i]`` to rank i and receive ``receives[i]`` from rank i (uint8). This rank's own
-    part is not touched.
+    part is not copied.
     """
     rank, size = link.rank, link.size
     steps = [((rank + i) % size, (rank - i) % size) for i in range(1, size)]

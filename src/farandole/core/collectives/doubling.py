@@ -1,13 +1,13 @@
 """Recursive doubling: in step i a rank exchanges its partial result with the rank whose number
 differs in bit i.
 
-This takes ``log2(size)`` latencies, and suits small messages of many ranks: Thakur, Rabenseifner
-and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). If the
-number of ranks is not a power of two, the surplus ranks first send their elements to a partner,
-which returns the result.
+This takes ``log2(size)`` latencies, and suits small messages between many ranks: Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19
+(2005). If the number of ranks is not a power of two, the surplus ranks first send their elements to
+a partner, which returns the result.
 
-Both ranks of a pair combine the same two partial results in the same order, so all ranks get the
-same bits.
+Both ranks of a pair combine the same two partial results in the same order, so the results are
+bitwise identical.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers of the algorithms: several arrays regarded as one long array, and reusable memory."""
+"""Helpers of the algorithms: several arrays treated as one long array, and reusable memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 class Scratch:
-    """Named pieces of memory, kept from one call to the next: new memory costs a page fault every 4
-    KiB.
-    """
+    """Named pieces of memory, kept between calls: new memory costs a page fault every 4 KiB."""
 
     def __init__(self) -> None:
         self._pieces: dict[object, Array] = {}
@@ -31,7 +29,7 @@ class Scratch:
 
 
 class Flat:
-    """Arrays laid end to end (of one dtype, at least one array). A range inside one of them is not
+    """Concatenated arrays of one dtype (at least one array). A range within one array is not
     copied.
     """
 

@@ -4,7 +4,7 @@ An allreduce is a reduce-scatter in shared memory, then an allreduce of each sli
 that hold it (one per host, all slices at the same time), then an all-gather in shared memory; see
 Horovod's torus allreduce and Cho et al., "BlueConnect" (MLSys 2019). There are as many slices as
 ranks on the smallest host; on larger hosts the other ranks take part in shared memory only. This is
-a composition of transports: any two will do.
+a composition of any two transports.
 
 A large allreduce is cut into pieces: while one piece moves between the hosts, on a second thread,
 the next one is reduced in shared memory and the previous one is gathered.
@@ -34,7 +34,7 @@ _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.BOOL)
 SMALL = 64 << 10  # bytes up to which one exchange among all ranks is faster than three
 # bytes in flight between the hosts, for each connection of two ranks
 PIECE, LARGEST = 4 << 20, 16 << 20
-# pieces of larger buffers, so that memory and network are seldom idle; more would cost more waits
+# pieces of larger buffers: memory and network are seldom idle; more pieces would cost more waits
 TURNS = 4
 # the parts of an allreduce
 SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"
@@ -80,7 +80,7 @@ class Hierarchical:
         self.barrier = flat.barrier
 
     def allocate(self, nbytes: int) -> Array:
-        """Return ordinary memory: slices are staged on their way out of the host anyway."""
+        """Return ordinary memory: slices are staged before they leave the host anyway."""
         return np.zeros(nbytes, np.uint8)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
@@ -90,7 +90,7 @@ class Hierarchical:
             return
         dtype = buffers[0].dtype
         whole = buffers[0] if len(buffers) == 1 else _joined(buffers, dtype)
-        if dtype.is_half:  # partial sums stay in float32 to the end
+        if dtype.is_half:  # partial sums remain in float32
             wide = kernels.widen(whole.data, dtype)
             self._reduce(Buffer(wide, wide, DType.FLOAT32), op, scale)
             kernels.narrow_into(whole.out, wide, dtype)
@@ -136,7 +136,8 @@ class Hierarchical:
         try:
             yield
         except BaseException as error:
-            # threads waiting on another wire, including the lane's, are not aware of the error yet
+            # threads waiting on the other wire, including the lane's, are not aware of the error
+            # yet
             self.abort(str(error))
             self._lane.finish()
             raise
@@ -169,7 +170,8 @@ class Hierarchical:
     def _slice(self, length: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for a slice of ``length`` elements that all ranks of this host can read.
 
-        The memory alternates between two slots; when one is used again, all ranks have read it.
+        The memory alternates between two slots; by the time a slot is reused, all ranks have read
+        it.
         """
         nbytes = length * dtype.itemsize
         if len(self._slots[0]) < nbytes:
@@ -232,7 +234,7 @@ class Hierarchical:
 
 
 def slices(hosts: Sequence[Sequence[int]]) -> int:
-    """Return how many ranks of each host exchange with other hosts."""
+    """Return the number of ranks per host that exchange with other hosts."""
     return min(map(len, hosts))
 
 

@@ -11,7 +11,7 @@ Work = Callable[[], None]
 
 
 class Lane:
-    """Runs pieces of work in sequence, on its own thread, which starts with the first one.
+    """Runs pieces of work in sequence on its own thread, which starts with the first piece.
 
     ``start`` queues a piece, ``wait`` returns when the oldest one is done. Both must be called from
     the same thread.
@@ -23,7 +23,7 @@ class Lane:
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._started = self._seen = 0
-        self._skips = False  # an error occurred: skip the queued work
+        self._skips = False  # skip queued work after an error
 
     def start(self, work: Work) -> None:
         if self._thread is None:

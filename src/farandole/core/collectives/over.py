@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 SMALL = 1 << 18  # bytes up to which a message may go to all ranks directly
 # bytes that 1 Gbit/s sends in 0.1 ms, the latency between programs on neighbouring hosts
 LATENCY = 12 << 10
-MESSAGE = 2 << 10  # bytes that cost as much to send as the system calls of a message
+MESSAGE = 2 << 10  # bytes whose sending costs as much as the system calls of a message
 
 
 @lru_cache
 def cheapest(nbytes: int, size: int) -> ModuleType:
     """Return the cheapest algorithm for an allreduce of ``nbytes`` among ``size`` ranks. Pure.
 
-    The costs are those in Thakur, Rabenseifner and Gropp (see ``doubling``): the number of steps
+    The cost model is from Thakur, Rabenseifner and Gropp (see ``doubling``): the number of steps
     times the latency, plus the bytes that a rank sends, both in bytes. Above ``SMALL`` only the
     ring is used, which reduces while it receives.
     """
@@ -48,8 +48,8 @@ def over(wire: Link | Transport) -> Transport:
 
 
 class LinkTransport:
-    """A Transport over a Link. It chooses algorithms by size; all ranks see the same sizes, so they
-    choose the same.
+    """A Transport over a Link. It selects algorithms by size; all ranks have the same sizes, so
+    they select the same algorithm.
     """
 
     def __init__(self, link: Link) -> None:
@@ -142,7 +142,7 @@ class LinkTransport:
         self.link.report_waits(report)
 
     def report_parts(self, report: Parts | None) -> None:
-        """Ignore the request: there are no parts, one link does everything."""
+        """Ignore the request: a single link has no parts."""
 
     def abort(self, why: str) -> None:
         self.link.abort(why)

@@ -5,12 +5,12 @@ Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JP
 allgather alone is the ring of Thakur, Rabenseifner and Gropp, "Optimization of collective
 communication operations in MPICH", IJHPCA 19 (2005).
 
-Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. The
-messages of all groups form one sequence, in which message t + 1 never needs the content of message
-t; so it is sent while message t is still being received and reduced. This needs a link on which a
-send may run ahead of its receive (``link.ahead``); on other links a rank sends and receives message
-t at the same time. A link that can hold more bytes in flight gets more chunks: with n chunks,
-message t + n - 1 does not need message t, so a link with a long latency is never idle.
+Pipelining: the elements are divided into groups, and every group into ``size`` segments of two
+chunks. The messages of all groups form one sequence, in which message t + 1 never needs the content
+of message t, so it is sent while message t is being received and reduced. This requires a link on
+which a send may run ahead of its receive (``link.ahead``); on other links a rank sends and receives
+message t at the same time. A link that can hold more bytes in flight gets more chunks: with n
+chunks, message t + n - 1 does not need message t, so a link with a long latency is never idle.
 
 Partial results are sent in the accumulator's type (float32 for half types), so they are rounded
 only once, by the rank that finishes a segment; all other ranks receive its bits.
@@ -59,7 +59,7 @@ def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Chun
     count = max(1, -(-total // (chunks * size * chunk)))
     start = 0
     for length in kernels.shares(total, count):
-        # smaller chunks would not be worth their messages
+        # smaller chunks do not pay for their messages
         used = min(chunks, max(1, -(-length // (size * min(WHOLE, chunk)))))
         shares, empty = kernels.shares(length, used * size), [0] * (chunks - used)
         parts = [
@@ -211,7 +211,7 @@ class _Ring:
                 else view
             )
         kind = self.partial_type if step.step else self.data.dtype
-        # the other piece holds the data being sent
+        # the other piece contains the data being sent
         return self._scratch(step.step % 2, step.chunk, hi - lo, kind)
 
     def _arrived(self, step: RingStep, into: Array) -> None:

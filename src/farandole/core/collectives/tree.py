@@ -1,8 +1,8 @@
 """Broadcast and barrier.
 
-Small data go down a binomial tree in ``log2(size)`` steps: Thakur, Rabenseifner and Gropp,
-"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Large data go
-along a chain in chunks, so that each rank sends each byte once: Patarasuk, Faraj and Yuan,
+Small data are sent down a binomial tree in ``log2(size)`` steps: Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Large data are
+sent along a chain in chunks, so that each rank sends each byte once: Patarasuk, Faraj and Yuan,
 "Pipelined broadcast on Ethernet switched clusters", IPDPS 2006. The barrier is the dissemination
 barrier of Hensgen, Finkel and Manber, IJPP 17 (1988).
 """

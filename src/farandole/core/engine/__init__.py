@@ -1,4 +1,4 @@
-"""Agreement of all ranks on which collectives run, and in which order."""
+"""Agreement of all ranks on the collectives to run and their order."""
 
 from __future__ import annotations
 

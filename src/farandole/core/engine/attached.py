@@ -1,10 +1,10 @@
-"""Small tensors that travel with the message that requests them: one exchange among the ranks
-instead of two.
+"""Small tensors attached to the message that requests them: one exchange among the ranks instead of
+two.
 
 A rank attaches the elements when all its requests are small and have signature numbers. If all
-ranks post the same requests in a round, each rank has all elements and computes the results itself,
-in rank order. Otherwise the elements are discarded, and the transport runs the collectives once the
-ranks agree. All ranks see the same messages, so all make the same decision.
+ranks post the same requests in a round, each rank has all elements and computes the results in rank
+order. Otherwise the elements are discarded, and the transport runs the collectives once the ranks
+agree. All ranks receive the same messages and make the same decision.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # bytes per rank; above this, copies and network latency cost more than a second exchange
 MOST = 8 << 10
 TOGETHER = 64 << 10  # bytes of all ranks
-# More ranks use an overlay that relays equal messages as one (``core/transports/tcp/overlay``);
-# messages with elements all differ.
+# More ranks use an overlay that relays equal messages as one (``core/transports/tcp/overlay``), but
+# messages with elements differ.
 CROWD = 32
 
 _NEVER = 1 << 62
@@ -40,13 +40,13 @@ _Place = tuple[Any, int, int]  # dtype, number of elements, offset in the messag
 
 
 def room(size: int) -> int:
-    """Return how many bytes each of ``size`` ranks may attach."""
+    """Return the number of bytes that each of ``size`` ranks may attach."""
     return min(MOST, TOGETHER // size) if 1 < size <= CROWD else 0
 
 
 def weight(request: Request) -> int:
-    """Return the bytes to attach for ``request``; more than the room if it has to run on the
-    transport.
+    """Return the number of bytes to attach for ``request``; more than the room if it must run on
+    the transport.
     """
     if request.device != HOST or not (request.kind in _MOVES or reduces_as_is(request)):
         return _NEVER
@@ -84,7 +84,7 @@ def _runner(unit: Unit, places: Sequence[_Place], size: int) -> Run:
         return partial(_allgather, places, unit.parts)
     if unit.kind is Kind.BROADCAST:
         return partial(_broadcast, places, [request.root for request in unit.requests])
-    # posting is arriving at a barrier
+    # a post is the arrival at a barrier
     return lambda messages, buffers: [None] * len(buffers)
 
 

@@ -10,14 +10,14 @@ from farandole.base import threads
 
 
 class BackgroundThread:
-    """The background thread. ``parked``: it sleeps until it is woken. ``cycle``: seconds for which
-    it lets requests accumulate.
+    """The background thread. ``parked``: whether it sleeps until it is woken. ``cycle``: seconds
+    for which it lets requests accumulate.
     """
 
     def __init__(self, cycle: float) -> None:
         self.cycle = cycle
         self.parked = True
-        # a queue remains consistent if a signal handler raises inside, a semaphore does not
+        # unlike a semaphore, a queue remains consistent if a signal handler raises inside
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self.wake_up = self._wakeups.put
         self.sleep = self._wakeups.get

@@ -1,5 +1,4 @@
-"""Signatures that all ranks have seen, by number. Pure: the content follows from the messages
-alone.
+"""Signatures known to all ranks, by number. Pure: the content depends only on the messages.
 
 A full cache is cleared, on all ranks in the same round.
 """

@@ -45,7 +45,7 @@ def check(request: Request, size: int) -> None:
 
 
 def refused(refusal: Refusal, text: str) -> HorovodInternalError:
-    """Return the error for collectives that the ranks have agreed not to run."""
+    """Return the error for collectives that the ranks have refused to run."""
     return JoinedError(text) if refusal is Refusal.JOINED else MismatchError(text)
 
 

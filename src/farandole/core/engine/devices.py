@@ -1,8 +1,8 @@
 """Transports for device memory.
 
 For each device, a framework registers a factory that wraps an engine's host transport in a
-DeviceTransport. A DeviceTransport coordinates ranks over the host transport and falls back on it.
-An engine calls the factory at the first collective with memory of the device.
+DeviceTransport, which coordinates ranks over the host transport and falls back on it. An engine
+calls the factory at the first collective with memory of the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The lock of the thread that runs the rounds, safe against exceptions of signal handlers.
+"""The lock of the thread that runs the rounds, safe against exceptions from signal handlers.
 
 A signal handler may raise in the main thread after each call, and at the start of each Python
-function. Therefore one call both takes the lock and records it, and the owner calls ``release``
-directly, first of all.
+function. Therefore one call both takes the lock and records it, and the owner's first action is a
+direct call of ``release``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _AT_ONCE = (False,)  # arguments of a non-blocking acquire
 
 
 class DriverLock:
-    """The driver's lock. ``lock`` may be used in a ``with`` statement, which is as safe. ``owner``:
-    the ident of the thread that called ``take``, which resets it before the release.
+    """The driver's lock. ``lock`` may be used in a ``with`` statement, which is equally safe.
+    ``owner``: the ident of the thread that called ``take``, which resets it before the release.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,6 @@ class DriverLock:
         return held[0]
 
     def check(self) -> None:
-        """Raise RequestError if this thread has the lock, and would wait for itself."""
+        """Raise RequestError if this thread holds the lock and would wait for itself."""
         if self.owner == threading.get_ident():
             raise RequestError(WAITS_FOR_ITSELF)

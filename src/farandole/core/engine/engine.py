@@ -1,10 +1,11 @@
-"""The engine: named collectives, submitted in any order on each rank, run in the same order on all.
+"""The engine: named collectives, submitted in any order on each rank, run in the same order on all
+ranks.
 
-In each round all ranks post their requests, make the same decision on what runs now (``rounds``),
-and run it. A rank posts when it has new requests, or when it waits for a collective and another
-rank has posted.
+In each round, all ranks post their requests, make the same decision on the collectives to run
+(``rounds``), and run them. A rank posts when it has new requests, or when it waits for a collective
+and another rank has posted.
 
-The waiting thread drives: a thread that waits for its handle runs rounds itself unless another one
+The waiting thread drives: a thread that waits for its handle runs rounds unless another thread
 does, so a synchronous collective needs no second thread. The background thread drives while no
 thread waits.
 """
@@ -44,9 +45,10 @@ from farandole.job.config import Settings
 
 _ANEW = "call hvd.shutdown() and hvd.init() on all ranks to start again"
 _TICK = 0.5  # seconds between two checks of waiting collectives
-# seconds until a rank objects to waiting for another kind of collective than the other ranks
+# seconds until a rank objects to waiting for a kind of collective that differs from the other
+# ranks'
 _PATIENCE = 1.0
-_GATHER_CYCLES = 5  # cycles for which the background thread lets requests accumulate at most
+_GATHER_CYCLES = 5  # maximum cycles for which the background thread lets requests accumulate
 
 
 class Engine:
@@ -68,7 +70,7 @@ class Engine:
         self.observers = Subscribers(observers)
         self.numbers = SequenceNumbers()
         self.round_listeners: list[Callable[[], None]] = []  # called after each round
-        # in the synchronization at a step's end
+        # participants in the synchronization at the end of a step
         self.participants: WeakSet[Participant] = WeakSet()
         # the bucket size in bytes that a strategy targets now, if it can change it
         self.bucketed: int | None = None
@@ -105,12 +107,12 @@ class Engine:
         soon: bool = False,
         on_done: Callable[[], None] | None = None,
     ) -> Handle:
-        """Queue collectives and return at once. Their memory must not change until the handle is
-        done.
+        """Queue collectives and return immediately. Their memory must not change until the handle
+        is done.
 
         ``soon``: the caller waits for the handle next, so the background thread need not be woken.
-        ``on_done``: see ``Handle.when_done``; called for one handle at a time, in the order in
-        which they are done.
+        ``on_done``: see ``Handle.when_done``; called for one handle at a time, in the order of
+        completion.
 
         Results by kind:
 
@@ -121,8 +123,8 @@ class Engine:
         - JOIN: the rank that joined last.
         - ALLOCATE: the memory.
 
-        Raises RequestError for requests that are invalid or use a name that is in use, and
-        HorovodInternalError when the engine has ended. Nothing is queued then.
+        Raises RequestError for invalid requests and for names already in use, and
+        HorovodInternalError when the engine has ended; then nothing is queued.
         """
         handle = self._enqueue(entries, on_done)
         if self._background.parked:
@@ -143,8 +145,8 @@ class Engine:
             self._drive(wait)
 
     def allocate(self, nbytes: int, name: str = "") -> Any:
-        """Return shared memory (uint8) that is reduced in place. Collective: the same size on all
-        ranks.
+        """Return shared memory (uint8) that is reduced in place. Collective, with the same size on
+        all ranks.
 
         The ranks agree by ``name``; without one, calls must come in the same order on all ranks.
         """
@@ -179,7 +181,7 @@ class Engine:
 
     @property
     def present(self) -> int:
-        """The number of ranks that have not joined. It is equal on all ranks that wait for the same
+        """The number of ranks that have not joined, the same on all ranks that wait for the same
         collective.
         """
         return self.size - self._rounds.joined
@@ -199,7 +201,7 @@ class Engine:
 
     @property
     def waited(self) -> float:
-        """Seconds for which this rank has waited for other ranks to request the same."""
+        """Seconds for which this rank has waited for other ranks' requests."""
         return self._wait_reports.posted_seconds
 
     def missing(self) -> dict[str, tuple[int, ...]]:
@@ -233,9 +235,9 @@ class Engine:
                 and request.dtype is not DType.BOOL
                 and not request.codec
             )
-            if not plain or request.op is ReduceOp.ADASUM:  # a plain allreduce is always valid
+            if not plain or request.op is ReduceOp.ADASUM:  # plain allreduces are always valid
                 check(request, self.size)
-            if request.device != HOST and event is None:  # one event after all of them
+            if request.device != HOST and event is None:  # one event for all of them
                 event = self._runner.devices.record_event(request.device)
         items = [Item(entry, handle, place, now, event) for place, entry in enumerate(entries)]
         outbox = self._outbox
@@ -243,7 +245,7 @@ class Engine:
             self._raise_if_ended()
             if self._closing:
                 raise ShutDownError
-            # No call between these two statements: a signal handler may raise after a call.
+            # No call between these two statements, because a signal handler may raise after a call.
             outbox.names |= unused(entries, outbox.names)
             outbox.queue.extend(items)  # in one step: a group is posted in one round
         return handle
@@ -261,9 +263,9 @@ class Engine:
         try:
             if not self._driver.take(held):
                 self._driver.check()
-                if self._background.parked:  # the driver may be about to leave
+                if self._background.parked:  # the driver may be leaving
                     self._wake()
-                # the driver waits for other ranks, and has not seen this handle's collective
+                # the driver waits for other ranks, and does not know of this handle's collective
                 elif not self._outbox.posted:
                     self.transport.board.wake()
                 handle.sleep()
@@ -329,7 +331,7 @@ class Engine:
         except BaseException as error:
             interrupted, idle = interrupts(error), self._idle
             self._idle = False
-            if not (interrupted and idle):  # stopped half-way: the ranks are out of step
+            if not (interrupted and idle):  # interrupted half-way: the ranks are out of step
                 what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
                 rank = self._rounds.called[self.rank]
@@ -356,7 +358,7 @@ class Engine:
         self._settle(messages)
 
     def _wait(self, spin: bool) -> None:
-        """Wait for other ranks. After an interruption here, another thread can continue the
+        """Wait for other ranks. If this wait is interrupted, another thread can continue the
         round.
         """
         self._idle = True
@@ -381,10 +383,9 @@ class Engine:
         outbox.objection = b""
 
     def _repeat(self, entry: Entry) -> Handle | None:
-        """Start a round for ``entry`` alone on the fast path, if all ranks have had such a round
-        before.
+        """Start a round for ``entry`` alone on the fast path, if all ranks had such a round before.
 
-        Return None, with nothing done, if the fast path does not apply.
+        Return None, without effect, if the fast path does not apply.
         """
         held: list[bool] = []
         try:
@@ -446,7 +447,7 @@ class Engine:
             listener()
 
     def _settle(self, messages: Sequence[bytes]) -> None:
-        """Decide a round that all ranks have posted, and run the decision."""
+        """Decide a round after the posts of all ranks, and run the decision."""
         batch = self._outbox.batch
         self._outbox.batch = []
         decision = self._rounds.decide(messages, batch)
@@ -466,7 +467,7 @@ class Engine:
                     messages,
                     here if came else None,
                 )
-        except BaseException:  # the remaining units fail with the rest
+        except BaseException:  # the remaining units fail, too
             left = (items[position] for after in placed[done:] for position in after.positions)
             self._rounds.waiting.update((item.entry.name, item) for item in left)
             raise
@@ -487,9 +488,7 @@ class Engine:
             observer.settled(asked, decision.since or [()] * self.size, agreed, failed)
 
     def _stand_in(self, name: str, request: Request) -> Item:
-        """Return an item with which this rank, which has joined, contributes neutral data to a
-        collective.
-        """
+        """Return an item with this joined rank's neutral contribution to a collective."""
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
 
@@ -521,8 +520,8 @@ class Engine:
         return type(error)(f"{error} (rank {rank} was waiting for {listed(names)})", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:
-        """Refuse further collectives, because a device transport has detected that a peer is
-        gone.
+        """Refuse further collectives, because a device transport has detected the loss of a
+        peer.
         """
         with self._mutex:
             if self._ended is None:
@@ -530,7 +529,7 @@ class Engine:
 
     def _fail_all(self, error: HorovodInternalError) -> None:
         with self._mutex:
-            self._ended = error  # before any partial result of an aborted collective is visible
+            self._ended = error  # set before any partial result of an aborted collective is visible
         if not isinstance(error, ShutDownError):
             self._runner.devices.abort(str(error))
         outbox = self._outbox
@@ -544,9 +543,7 @@ class Engine:
             item.handle.fail(error)
 
     def _leave(self) -> None:
-        """Announce that this rank leaves, if it is its turn to post, without waiting for other
-        ranks.
-        """
+        """Announce that this rank leaves, if it can post now, without waiting for other ranks."""
         if self._ended is None and not self._outbox.posted and self.size > 1:
             with contextlib.suppress(HorovodInternalError):  # the other ranks are gone already
                 self.transport.board.post(wire.encode([], [], shutdown=True))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# Allgather: one tuple, the first dimension on every rank. Alltoall: for each rank, the rows that it
-# sends to each.
+# Allgather: one tuple, with the first dimension on every rank. Alltoall: for each rank, the numbers
+# of rows sent to each rank.
 Parts = Sequence[tuple[int, ...]]
 
 
@@ -64,9 +64,7 @@ def execute(
 
 
 def reduces_as_is(request: Request) -> bool:
-    """Return whether this is an allreduce that needs exactly one reduction, of unmodified
-    elements.
-    """
+    """Return whether this is an allreduce with exactly one reduction, of unmodified elements."""
     return (
         request.kind is Kind.ALLREDUCE
         and request.op is not ReduceOp.ADASUM
@@ -87,7 +85,7 @@ def _average_int64(
 ) -> None:
     """Average int64, adding up the upper and lower 32 bits separately.
 
-    The sum of the whole numbers could overflow 64 bits where the average fits.
+    The sum of complete values could overflow 64 bits although the average fits.
     """
     pairs = [halves(buffer.data) for buffer in buffers]
     sums = add_up([high for high, _ in pairs] + [low for _, low in pairs])
@@ -131,7 +129,7 @@ def _summand(
     """Return the operand of the reduction: ``data``, or for integers with a prescale, ``data``
     scaled and truncated into ``out`` or new memory.
 
-    Programs written for Horovod rely on this rounding to the last digit.
+    Programs written for Horovod depend on this rounding.
     """
     if not _prescales_first(request):
         return data
@@ -278,7 +276,7 @@ def _part(entry: Entry) -> Part:
 
 @lru_cache(maxsize=16)
 def _without_state(spec: str) -> Codec:
-    """Return the codec on a rank that has joined, and may never have seen it.
+    """Return the codec on a rank that has joined, which may never have used it.
 
     Raises SettingsError if the codec is not registered.
     """

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from farandole.base.types import Buffer, Kind, Refusal, Request, Response
 
-# Computes the results of a unit, as returned by ``execute``, from the messages of all ranks and
-# this rank's memory.
+# A function that computes the results of a unit, as returned by ``execute``, from the messages of
+# all ranks and this rank's memory.
 Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
 
 
 class Unit(NamedTuple):
     """Collectives that run together.
 
-    ``requests`` are this rank's own, or another rank's where this rank has joined. The other fields
-    are as in Response.
+    ``requests`` are this rank's, or another rank's if this rank has joined. The other fields are as
+    in Response.
     """
 
     kind: Kind
@@ -30,7 +30,7 @@ class Unit(NamedTuple):
 
 class Placed(NamedTuple):
     """A unit that can be remembered: it refers to its items by their positions in the round's
-    batch. ``here``: runs it on elements attached to the messages (``attached``).
+    batch. ``here``: a function that runs it on elements attached to the messages (``attached``).
     """
 
     unit: Unit
@@ -43,7 +43,7 @@ def plan(
 ) -> list[Unit]:
     """Fuse allreduces of the same dtype, operation and scale up to ``threshold`` bytes.
 
-    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays
+    A tensor that does not fit leaves room for later, smaller tensors; a group of any size stays
     together. Tensors with a codec are fused within their group only: otherwise the codec's choices
     would depend on other collectives in flight. Units are ordered by their first members, so the
     order is the same on all ranks.

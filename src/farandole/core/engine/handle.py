@@ -15,7 +15,7 @@ class Entry(NamedTuple):
     """One collective to run: the request and its memory.
 
     ``serial`` distinguishes collectives of the same request. Unnamed ones are numbered, so that
-    their requests, and all decisions remembered for them, stay the same from call to call.
+    their requests, and the remembered decisions for them, do not change from call to call.
     ``codec``: the codec named in ``request.codec``, with this rank's state; ``key``: the key of
     that state (empty: the request's name); ``given``: see ``contracts.Part``.
     """
@@ -60,7 +60,7 @@ class Handle:
         self._afters: tuple[Callable[[], None], ...] = ()
 
     def done(self) -> bool:
-        """Return True when the results or the error are available."""
+        """Return whether the results or the error are available."""
         return self._done
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from farandole.base.types import Kind, ReduceOp, Request
 from farandole.core.engine.check import no_rows
 
-_SHOWN = 8  # most ranks to list
+_SHOWN = 8  # maximum number of listed ranks
 _UNNAMED = (
     "(The calls have no name and were matched by number: ranks that make different calls, or in a"
     " different order, mix them up. Name them.)"
@@ -15,7 +15,7 @@ _UNNAMED = (
 
 
 def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
-    """Return why all ranks' requests for one name cannot run together; empty if they can.
+    """Return why the ranks' requests for one name cannot run together; empty if they can.
 
     The text is Horovod's, and names the ranks. ``row``: the requests by rank; None for a joined
     rank. ``names``: the numbers of the ranks in the message.
@@ -162,8 +162,8 @@ def _shape_difference(first: Request, other: Request) -> str:
 
 
 def kind_mismatch(given: str, verbs: Sequence[str]) -> str:
-    """Return the error text for ranks that call different functions under one name, or as their
-    unnamed calls with one number.
+    """Return the error text for ranks that call different functions under one name, or as unnamed
+    calls of the same number.
     """
     one, two = (verb.upper() for verb in verbs[:2])
     cure = (

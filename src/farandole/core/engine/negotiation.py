@@ -1,7 +1,7 @@
-"""Decides what may run now: a pure function of all ranks' requests so far.
+"""Decides which collectives may run now: a pure function of all ranks' requests so far.
 
 Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``. All
-ranks see the same messages, so all make the same decisions, without a coordinator. A collective is
+ranks read the same messages and make the same decisions, without a coordinator. A collective is
 ready when all ranks have requested it under one name; a group, when all its members are ready.
 Collectives run in the order in which the last rank requests them.
 """
@@ -44,7 +44,7 @@ class Negotiation:
         self._names = names or range(size)
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
-        # given name -> ranks that object to waiting under it (``conflicts``)
+        # the program's name -> ranks that object to waiting under it (``conflicts``)
         self._objected: dict[str, set[int]] = {}
         self._joined: list[int] = []  # in the order of their joins
 
@@ -87,8 +87,8 @@ class Negotiation:
         ]
 
     def conflicts(self) -> dict[str, list[str]]:
-        """Return names given by the program under which every rank requests a collective, but not
-        all the same kind, with these collectives' full names.
+        """Return the program's names under which every rank requests a collective, but not all the
+        same kind, with the full names of these collectives.
         """
         names_of: dict[str, list[str]] = {}
         for name, row in self._asked.items():
@@ -102,8 +102,8 @@ class Negotiation:
         }
 
     def objections(self, rank: int, stuck: Iterable[str]) -> list[str]:
-        """Return the conflicts of ``rank``, whose program waits for ``stuck``, to which it has not
-        objected yet.
+        """Return the new conflicts of ``rank``, whose program waits for ``stuck``: those without an
+        objection by the rank.
         """
         waits = set(stuck)
         return [
@@ -130,9 +130,9 @@ class Negotiation:
                 touched[name] = None
                 if request.kind is Kind.JOIN:
                     self._joined.append(rank)
-        if len(self._joined) > joined:  # collectives may be complete without the ranks that joined
+        if len(self._joined) > joined:  # collectives may be complete without the joined ranks
             touched = dict.fromkeys([*touched, *self._asked])
-            touched[JOIN] = touched.pop(JOIN)  # after units that can still run with some ranks
+            touched[JOIN] = touched.pop(JOIN)  # after units that can still run
         broken = self._torn_groups(touched)
         released = [
             response
@@ -146,7 +146,7 @@ class Negotiation:
         return broken + released + (self._hopeless() if self._objected else [])
 
     def _hopeless(self) -> list[Response]:
-        """Fail conflicts in which all ranks wait: none can make the call that another one waits
+        """Fail conflicts in which all ranks wait: no rank can make the call that another rank waits
         for.
         """
         conflicts = self.conflicts()
@@ -224,7 +224,7 @@ class Negotiation:
         return self._release_group(self._groups.pop(group))
 
     def _release_group(self, members: list[str]) -> list[Response]:
-        """Return the response for a whole group. If one member fails, all do."""
+        """Return the response for a complete group. If one member fails, all do."""
         answers = [self._answer(name) for name in sorted(members, key=_member_order)]
         names = tuple(name for answer in answers for name in answer.names)
         requests = tuple(request for answer in answers for request in answer.requests)
@@ -237,7 +237,7 @@ class Negotiation:
         ]
 
     def _broken(self, groups: set[str], error: str) -> Response:
-        """Fail all members of groups about whose members the ranks disagree; they would wait
+        """Fail all members of groups whose members differ between ranks; they would wait
         forever.
         """
         names = [
@@ -279,7 +279,7 @@ class Negotiation:
 
 def group_of(name: str, request: Request) -> str:
     """Return the group of the member with the full name ``name``. A serial number in the name is
-    kept, as it distinguishes unnamed groups.
+    kept: it distinguishes unnamed groups.
     """
     return request.group + name[len(request.name) :]
 
@@ -297,8 +297,8 @@ _VERBS = {
 
 
 def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
-    """Return the function that the program called and the name that it gave, or the number of its
-    unnamed call. The name is empty if the program did not make the call itself.
+    """Return the function called by the program and its name, or the number of an unnamed call. The
+    name is empty if the program did not make the call itself.
     """
     verb, _, given = (request.group or request.name).partition(".")
     if verb not in _VERBS:
@@ -317,5 +317,5 @@ def _member_order(name: str) -> tuple[int, str]:
 
 
 def splits_of(request: Request, size: int) -> Sequence[int]:
-    """Return how many rows of this rank's tensor go to each rank."""
+    """Return the number of this rank's rows for each rank."""
     return request.splits or [request.shape[0] // size] * size

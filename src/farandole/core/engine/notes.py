@@ -1,4 +1,4 @@
-"""Notes that this rank attaches to its messages: facts that need no agreement."""
+"""Notes attached to this rank's messages: information that needs no agreement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of this rank that the ranks have not agreed on yet."""
+"""This rank's requests without agreement so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farandole.core.engine.handle import Item
 
 
 class Outbox:
-    """Requests on their way into a round.
+    """Requests that wait for agreement.
 
     ``queue``: submitted, but not posted. ``batch``: posted in the current round, if ``posted``.
     ``names``: names in use, including collectives waiting from earlier rounds. ``objection``: the
@@ -25,7 +25,7 @@ class Outbox:
         self.objection = b""
 
     def clear(self) -> None:
-        """Remove all requests, which have failed."""
+        """Remove all requests after a failure."""
         self.batch.clear()
         self.queue.clear()
         self.names.clear()

@@ -1,6 +1,4 @@
-"""Objects that take part in an engine's synchronization at the end of a step: distributed
-optimizers.
-"""
+"""Participants in an engine's synchronization at the end of a step: distributed optimizers."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ class Participant(Protocol):
     """A participant in the synchronization.
 
     ``ballot_name``: the name of the collective in which ranks announce their gradients. ``lock``:
-    held from the announcement until it is settled. ``due``: whether gradients wait for it.
-    ``backward``: the number of the backward pass that computed them. ``process_set_id``: all ranks
-    settle process sets in this order. ``engine``: the current one of the process set.
+    held from the announcement until it is settled. ``due``: whether gradients wait for
+    synchronization. ``backward``: the number of the backward pass that computed them.
+    ``process_set_id``: all ranks settle process sets in this order. ``engine``: the current engine
+    of the process set.
     """
 
     backward: int
@@ -39,10 +38,10 @@ class Participant(Protocol):
     def announce(
         self, on_done: Callable[[], None] | None = None, *, none_here: bool = False
     ) -> None:
-        """Announce this rank's gradients and return at once.
+        """Announce this rank's gradients and return immediately.
 
         ``on_done`` is called, on any thread, when all ranks have announced. ``none_here``: this
-        rank computed none, and more may come.
+        rank has computed none, but may still do so.
         """
 
     def settle(self) -> None:

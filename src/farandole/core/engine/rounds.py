@@ -2,7 +2,7 @@
 
 In a round every rank posts its new requests. When all have posted, every rank reads all messages
 and makes the same decision on the collectives to run (``negotiation``) and their fusion
-(``fusion``). If all ranks post the same signatures and none waits from an earlier round, the
+(``fusion``). If all ranks post the same signatures and no request waits from an earlier round, the
 decision is remembered. A repeated step, such as an optimizer's buckets, then costs one exchange of
 a few bytes and no negotiation.
 """
@@ -31,8 +31,8 @@ class RoundDecision(NamedTuple):
 
     The positions in a unit are indexes into ``items``. ``attached``: all elements came with the
     messages. ``responses``: the new ones. ``asked``: each rank's requests; None: every rank
-    requested ``items``. ``since``: for each rank, since when its requests wait, if the message has
-    a note.
+    requested ``items``. ``since``: for each rank, the times of its requests, if the message has a
+    note.
     """
 
     placed: Sequence[Placed]
@@ -44,8 +44,8 @@ class RoundDecision(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """A single request that all ranks have made alone in a round before: its number and the
-    decision.
+    """A single request that was the only request of all ranks in an earlier round: its number and
+    the decision.
     """
 
     number: int
@@ -62,9 +62,8 @@ class Rounds:
     """The rounds of one rank: its requests, its waiting collectives and the remembered decisions.
 
     ``sizes``: the current sizes, changed on all ranks in the same round. ``waiting``: this rank's
-    requests of earlier rounds that are not agreed yet, by name. ``called``: the numbers of the
-    ranks in messages: ``names``, or 0, 1, 2, ... ``stand_in``: makes the items of a rank that has
-    joined.
+    requests of earlier rounds without agreement, by name. ``called``: the numbers of the ranks in
+    messages: ``names``, or 0, 1, 2, ... ``stand_in``: creates the items of a rank that has joined.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Rounds:
         self._cache = SignatureCache(settings.cache_capacity)
         self._room = attached.room(size)
         self._decisions: dict[bytes, list[Placed]] = {}
-        self._repeats: dict[Request, Repeat] = {}  # for single requests
+        self._repeats: dict[Request, Repeat] = {}  # remembered single requests
         self._decided_in = 0  # the cache generation of the decisions
 
     def message(self, batch: list[Item], note: wire.Note | None = None) -> bytes:
@@ -99,8 +98,8 @@ class Rounds:
     def repeat(self, request: Request) -> Repeat | None:
         """Return the remembered round that requests ``request`` alone, without a note.
 
-        None if there is none, or if any rank waits for a collective. If all ranks make this request
-        again (``wire.in_step``), the remembered decision holds.
+        None if it is unknown, or if any rank waits for a collective. If all ranks make this request
+        again (``wire.in_step``), the remembered decision applies.
         """
         if self._decided_in != self._cache.generation or not self._negotiation.idle:
             return None
@@ -126,7 +125,7 @@ class Rounds:
     def decide(self, messages: Sequence[bytes], batch: list[Item]) -> RoundDecision:
         """Decide a round in which all ranks posted ``messages`` and this rank requested ``batch``.
 
-        Raises ShutDownError if a rank has left; ``batch`` is waiting, too, then.
+        Raises ShutDownError if a rank has left; then ``batch`` is among the waiting requests.
         """
         if self._decided_in != self._cache.generation:
             self._forget()
@@ -178,7 +177,7 @@ class Rounds:
     def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
         """Return the signatures of all ranks' messages and the remembered decision.
 
-        The signatures are None if the messages differ, the decision if there is none.
+        The signatures are None if the messages differ; the decision is None if it is unknown.
         """
         first = messages[0]
         if not first or not self._negotiation.idle or not wire.in_step(messages):
@@ -187,8 +186,8 @@ class Rounds:
         return key, self._decisions.get(key) if key else None
 
     def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
-        """Return the messages without notes, and since when each rank's requests wait. Adopts rank
-        0's sizes.
+        """Return the messages without notes, and the times of each rank's requests. Adopts rank 0's
+        sizes.
         """
         pairs = [wire.without_note(message) for message in messages]
         sizes = pairs[0][1].sizes
@@ -202,8 +201,8 @@ class Rounds:
     ) -> RoundDecision:
         """Decide a round by negotiation.
 
-        ``in_step``: all ranks posted the same and none was waiting. If everything runs now, the
-        items are the batch.
+        ``in_step``: all ranks posted the same requests, and none was waiting. If everything runs
+        now, the items are the batch.
         """
         decoded = [wire.decode(message) for message in messages]
         named = [self._cache.named(message) for message in decoded]

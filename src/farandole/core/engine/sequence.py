@@ -11,7 +11,7 @@ _TURN = 40  # each turn has 2**40 numbers
 
 
 class Recorder(Protocol):
-    """Records where the program makes its calls."""
+    """Records the places of the program's calls."""
 
     def add(self, number: int) -> None: ...
     def restart(self) -> None: ...
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Recorder)
 class SequenceNumbers:
     """Numbers 1, 2, 3, ...: the same on all ranks that make the same calls in the same order.
 
-    Each engine has its own, so numbers start from 1 again, on all ranks, after ``init()``.
+    Each engine has its own numbers, which start from 1 again, on all ranks, after ``init()``.
     Thread-safe.
     """
 
@@ -49,8 +49,8 @@ class SequenceNumbers:
         """Return the next optimizer's number, the same on all ranks that create or first use their
         optimizers in the same order.
 
-        A join does not change it: a rank that had no data before starts with the optimizer that the
-        other ranks have used.
+        A join does not change it: a rank that had no data before starts with the optimizer used by
+        the other ranks.
         """
         return next(self._optimizers)
 
@@ -58,8 +58,8 @@ class SequenceNumbers:
         return next(self._allocations)
 
     def restart(self) -> None:
-        """Continue with unused numbers, when all ranks are at the same point again after different
-        numbers of calls.
+        """Continue with unused numbers when all ranks are at the same point after different numbers
+        of calls.
         """
         with self._lock:
             self._turn += 1
@@ -74,4 +74,4 @@ class SequenceNumbers:
         with self._lock:
             if self._recorder is None:
                 self._recorder = make()
-            return self._recorder  # type: ignore[return-value]  # only one class is used
+            return self._recorder  # type: ignore[return-value]  # there is only one recorder class

@@ -8,9 +8,9 @@ from farandole.base.contracts import Observer, Transport
 
 
 class Subscribers:
-    """The observers of one engine, by event. An event without observers costs the test of an empty
-    list. ``running``: observers of ``started`` and ``finished``; ``every``: one of them needs all
-    of these events.
+    """The observers of one engine, by event. An event without observers costs only the test of an
+    empty list. ``running``: observers of ``started`` and ``finished``; ``every``: one of them needs
+    all of these events.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:

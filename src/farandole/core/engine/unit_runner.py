@@ -45,7 +45,7 @@ class UnitRunner:
         self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None
     ) -> None:
         """Run a unit and finish the handles of its ``items``. ``here``: computes the results from
-        ``messages``, if these have all elements.
+        ``messages`` if they contain all elements.
         """
         entries = [item.entry for item in items]
         for item in items:

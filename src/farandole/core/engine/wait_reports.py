@@ -30,8 +30,8 @@ class WaitReports:
             transport.report_waits(self._held_up)
 
     def due(self, now: float, interval: float) -> bool:
-        """Return whether the last report is at least ``interval`` seconds ago, and if so, restart
-        the interval.
+        """Return whether the last report is at least ``interval`` seconds old; if so, restart the
+        interval.
         """
         if now - self._last < interval:
             return False
@@ -39,14 +39,14 @@ class WaitReports:
         return True
 
     def report(self, batch: Sequence[Item], now: float) -> None:
-        """Report the collectives that are posted (``batch``) or not agreed yet.
+        """Report the collectives posted in this round (``batch``) or waiting for agreement.
 
         Raises StalledError if an observer ends the job.
         """
         items = [
             (item.entry.name, item)
             for item in (*self._rounds.waiting.values(), *batch)
-            if item.entry.request.kind is not Kind.JOIN  # a rank that joins waits on purpose
+            if item.entry.request.kind is not Kind.JOIN  # a joining rank waits intentionally
         ]
         if not items or not self._observers.waiting:
             return

@@ -7,11 +7,11 @@ without a number. An empty message has no requests.
 An objection is a message without requests: flags, and JSON, a list of names
 (``Negotiation.conflicts``).
 
-A note may follow: facts that need no agreement. It comes last, with its length (4 bytes) at the
-very end: new sizes (8 bytes each; -1: none), then since when each request waits (8 bytes each).
+A note may follow: information that needs no agreement. It has its length (4 bytes) at the end: new
+sizes (8 bytes each; -1: none), then the time of each request (8 bytes each).
 
-Elements may be attached to a message of numbers alone that has no note (``attached``). They start
-at the next multiple of 8, one request after another.
+Elements may be attached to a message that consists only of numbers and has no note (``attached``).
+They start at the next multiple of 8, one request after another.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def alone(number: int, serial: int, elements: bytes | None) -> bytes:
 
 
 def objection(names: Sequence[str]) -> bytes:
-    """Return the message that objects to waiting under ``names``; an empty message without any."""
+    """Return the message that objects to waiting under ``names``; empty without names."""
     return _HEAD.pack(OBJECTION, 0) + json.dumps(names).encode() if names else b""
 
 
@@ -134,7 +134,7 @@ def has_elements(message: bytes) -> bool:
 
 
 def signatures(message: bytes) -> bytes | None:
-    """Return the signature numbers if the message has nothing else but elements, as in repeated
+    """Return the signature numbers if the message contains only these and elements, as in repeated
     steps.
     """
     flags, count = _HEAD.unpack_from(message)
