@@ -319,4 +319,5 @@ def test_the_ranks_that_disagree_are_named() -> None:
     assert mismatch([BASE, other, None, other]).endswith("; ranks 1, 3 differ from rank 0)")
     assert mentions(mismatch([BASE, *[other] * 10]), "ranks 1, 2, 3, 4, 5, 6, 7, 8", "rank 0")
     unnamed = [request._replace(name="allreduce.noname") for request in (BASE, other)]
-    assert mismatch(unnamed).endswith("Give them names.) (rank 1 differs from rank 0)")
+    assert mentions(mismatch(unnamed), "have no name", "by number")
+    assert mismatch(unnamed).endswith("(rank 1 differs from rank 0)")
