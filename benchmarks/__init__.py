@@ -1,3 +1,3 @@
-"""The cost of Farandole, compared with other installed libraries: ``farandole bench``, or ``python
--m benchmarks``.
+"""Benchmarks of Farandole and of other installed libraries: ``farandole bench``, or ``python -m
+benchmarks``.
 """

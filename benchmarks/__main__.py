@@ -17,18 +17,18 @@ from farandole.cli.machine import visible_gpus
 from farandole.job.launch.arguments import check_values
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
-ALONE = ("strategies", "learning")  # each is measured by itself
+ALONE = ("strategies", "learning")  # each is measured alone
 MODELS = ("plain", "batchnorm", "layernorm")  # keys of problems.NORMS
 MNIST = "t10k-images-idx3-ubyte.gz"
 ON_SPARK = ("inference", "tuning")
 MORE = ("observers", "c10d", "gpu", *ALONE, "data", *ON_SPARK, "jobs")
-LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
+LINK = 2, "100mbit"  # hosts, and the speed of their links, for strategies over a slow network
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="farandole bench",
-        description="Measure Farandole and other installed libraries, in turns within one run.",
+        description="Measure Farandole and other installed libraries, alternating within one run.",
         epilog="example: farandole bench allreduce -np 2 --quick",
     )
     found.add_argument(
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         "--model",
         choices=MODELS,
         default="plain",
-        help="learning: normalisation of the net (default: plain, none)",
+        help="learning: normalization of the network (default: plain, none)",
     )
     found.add_argument(
         "--seeds",
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         "--plot", type=Path, metavar="FILE.png", help="draw a chart (needs matplotlib)"
     )
     found.add_argument(
-        "--quick", action="store_true", help="few repetitions and small sizes, for a trial run"
+        "--quick", action="store_true", help="few repetitions and small sizes, for a quick trial"
     )
     return found
 
@@ -132,8 +132,8 @@ def _writable(path: Path) -> bool:
 
 
 def checked(arguments: Sequence[str]) -> argparse.Namespace:
-    """Arguments that will work: a benchmark must not run for minutes and then fail to write its
-    file.
+    """Return the validated arguments: a benchmark must not run for minutes and then fail to write
+    its file.
     """
     found = parser()
     chosen = found.parse_args(arguments)
@@ -342,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks import cores, report
     from benchmarks.crew import BenchmarkError
 
-    # leaves through every finally
+    # runs every ``finally``
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     cases: list[Found] = []
     begin = time.monotonic()
@@ -359,12 +359,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     try:
         before = cores.between()
-        # Lines, no animation: a spinner would take its share of the cores that are being measured.
+        # Lines, no animation: a spinner would compete for the measured cores.
         for case in run(chosen):
             if not isinstance(case, str):
                 cases.append(case)
-            said = case if isinstance(case, str) else f"{case.title} done"
-            say(f"{time.monotonic() - begin:5.0f} s  {said}")
+            line = case if isinstance(case, str) else f"{case.title} done"
+            say(f"{time.monotonic() - begin:5.0f} s  {line}")
         after = cores.between()
     except BenchmarkError as error:
         say(f"farandole bench: {error}")
@@ -373,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("farandole bench: interrupted")
         return 128 + signal.SIGINT
     report.show(cases)
-    if line := cores.told(before, after):
+    if line := cores.comparison(before, after):
         say(line)
     if chosen.json:
         report.write_json(

@@ -1,4 +1,4 @@
-"""Tensors of some sizes, one at a time; and many small ones at once. Runs on every rank."""
+"""Allreduce of single tensors of several sizes, and of many small tensors. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from benchmarks.steps.torch import Team
 from farandole.core.collectives.hierarchical import GATHER, NETWORK, SCATTER
 from farandole.job import context
 
-# (name, bytes, operations per sample): small ones are repeated until a sample is long enough to
-# time.
+# (name, bytes, operations per sample): small operations are repeated until a sample is long enough
+# to time.
 SIZES = [
     ("4 KiB", 4 << 10, 50),
     ("64 KiB", 64 << 10, 50),
@@ -54,7 +54,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
 
 
 def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each part of an allreduce on this rank; they overlap. Nothing where it has no
+    """Return the seconds of each part of an allreduce on this rank; parts overlap. Empty without
     parts.
     """
     transport = context.engine().transport
@@ -76,8 +76,8 @@ def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[s
 
 
 def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
-    """Submit all, then wait for all; Gloo also gets the same numbers as one flat tensor, as DDP
-    would pack them.
+    """Submit all, then wait for all. Gloo also reduces the same numbers as one flat tensor, packed
+    as by DDP.
     """
     flat = torch.empty(count * ELEMENTS)
     tensors = list(torch.empty(count, ELEMENTS).unbind())
@@ -107,9 +107,7 @@ def check(
     settle: Mapping[str, Callable[[], None]],
     tensors: list[torch.Tensor],
 ) -> None:
-    """Times mean nothing when the sums are wrong. Leaves zeros, which stay what they are under any
-    number of sums.
-    """
+    """Verify the sums of a contender. Set the tensors to zero, which further sums do not change."""
     for tensor in tensors:
         tensor.fill_(hvd.rank() + 1.0)
     hvd.barrier()

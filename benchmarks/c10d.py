@@ -1,5 +1,5 @@
-"""torch.distributed on Farandole's wires compared with Gloo: the same processes have a group of
-each, and use them in turns.
+"""torch.distributed on Farandole's transports, compared with Gloo: the same processes have a group
+of each backend, and alternate.
 
 ``cases`` runs in the driver; each rank is ``python -m benchmarks.c10d``, and rank 0 writes its
 measurements.
@@ -25,7 +25,7 @@ from benchmarks.samples import ALONE, DDP, GLOO, OURS, TOGETHER, Case, interleav
 SIZES = {"4 KiB": 4 << 10, "256 KiB": 256 << 10, "4 MiB": 4 << 20, "64 MiB": 64 << 20}
 LONGEST = 600  # seconds
 REPETITIONS = 15
-WORK = 64 << 20  # bytes that the operations of one sample move, at most
+WORK = 64 << 20  # maximum bytes moved by the operations of one sample
 MOST = 50  # operations of one sample
 OPTIONS = {"": {}, ", gradient_as_bucket_view": {"gradient_as_bucket_view": True}}  # of DDP
 
@@ -70,7 +70,7 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
 
 
 def measure(rank: int, size: int, folder: str, quick: bool) -> None:
-    """On one rank."""
+    """Measure on one rank."""
     import torch
     from torch import distributed as dist
 
@@ -87,14 +87,14 @@ def measure(rank: int, size: int, folder: str, quick: bool) -> None:
         for what, turns in operations(groups, rank, size, nbytes).items():
             often = max(1, min(MOST, WORK // nbytes // 4)) if not quick else 1
             samples = interleave(turns, repetitions=repetitions, per_sample=often, before=before)
-            tell(rank, Case("c10d", f"{what}, {title}", samples, often, nbytes))
+            emit(rank, Case("c10d", f"{what}, {title}", samples, often, nbytes))
     for model, options in () if quick else itertools.product(("mlp", "conv_net"), OPTIONS):
         turns = steps(model, groups, rank, OPTIONS[options])
         samples = interleave(turns, repetitions=repetitions, per_sample=4, before=before)
-        tell(rank, Case("step", f"DDP, {model}{options}", samples, 4))
+        emit(rank, Case("step", f"DDP, {model}{options}", samples, 4))
     for what, turns in () if quick else split_models(groups, rank, size).items():
         samples = interleave(turns, repetitions=repetitions, per_sample=4, before=before)
-        tell(rank, Case("c10d", what, samples, 4))
+        emit(rank, Case("c10d", what, samples, 4))
     before()
     dist.destroy_process_group()
 
@@ -111,7 +111,7 @@ def operations(
     parts = torch.empty(len(part) * size)
 
     def send_and_receive(group: Any) -> None:
-        """From rank 0 to rank 1 and back."""
+        """Return an operation from rank 0 to rank 1 and back."""
         for src, dst in ((0, 1), (1, 0)):
             if rank == src:
                 dist.send(whole, dst, group=group)
@@ -171,7 +171,9 @@ def steps(
 def split_models(
     groups: Mapping[str, Any], rank: int, size: int
 ) -> dict[str, dict[str, Callable[[], object]]]:
-    """Steps of models that are split over the ranks, by name: what each contender does."""
+    """Return the training steps of models split over the ranks: by name, a step of each
+    contender.
+    """
     makers = {f"pipeline of {size} stages, 4 micro-batches": _pipeline, "FSDP2, mlp": _fsdp}
     return {
         what: {name: make(group, rank, size) for name, group in groups.items()}
@@ -225,7 +227,7 @@ def _fsdp(group: Any, rank: int, size: int) -> Callable[[], object]:
     return step
 
 
-def tell(rank: int, case: Case) -> None:
+def emit(rank: int, case: Case) -> None:
     if rank == 0:
         print(json.dumps(vars(case)), flush=True)
 

@@ -1,9 +1,9 @@
-"""The rate at which a core reads data that another core has just written.
+"""The rate at which a core reads data just written by another core.
 
-On a virtual machine this rate changes from one minute to the next: the host moves the cores, now
-behind one third-level cache and now behind two. Measured on an AMD EPYC with two cores: 28 to 36
-GB/s with one cache, 11 GB/s with two. Collectives within a host consist of such reads, so the
-numbers of two runs are comparable only if their rates were equal.
+On a virtual machine this rate changes within minutes: the host moves the cores, which then share a
+third-level cache or not. Measured on an AMD EPYC with two cores: 28 to 36 GB/s with one cache, 11
+GB/s with two. Collectives within a host consist of such reads, so two runs are comparable only if
+their rates are equal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import statistics
 import time
 from typing import Any
 
-NBYTES = 512 << 10  # fits into the second-level cache of the core that writes
+NBYTES = 512 << 10  # fits into the second-level cache of the writing core
 TIMES = 40
-MOVED = 1.5  # times as quick as before: more than noise
+MOVED = 1.5  # ratio of two rates that exceeds noise
 
 
 def between() -> float | None:
-    """Bytes per second, the median; None where this process may use one core only."""
+    """Return the median bytes per second; None if this process may use one core only."""
     import numpy as np
 
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
@@ -38,7 +38,7 @@ def between() -> float | None:
         os.sched_setaffinity(0, {here})
         taken = np.zeros(NBYTES, np.uint8)
         seconds = []
-        for number in range(1, 2 * TIMES, 2):  # odd: the writer's turn; even: ours
+        for number in range(1, 2 * TIMES, 2):  # odd: the writer's turn; even: the reader's
             turn.value = number
             while turn.value == number and writer.is_alive():
                 pass
@@ -61,8 +61,8 @@ def _write(core: int, array: Any, turn: Any) -> None:
             turn.value += 1
 
 
-def told(before: float | None, after: float | None) -> str:
-    """A line for people; nothing where nothing was measured."""
+def comparison(before: float | None, after: float | None) -> str:
+    """Return a line that compares two rates; empty if they were not measured."""
     if before is None or after is None:
         return ""
     speeds = f"{before / 1e9:.0f} GB/s before, {after / 1e9:.0f} GB/s after"

@@ -1,9 +1,9 @@
 """Starts the ranks of a benchmark and collects their measurements.
 
-With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are
-connected in the same processes; without, they are plain child processes. This process hosts the
-store that ours meets in. What may need parameter servers is started by ``farandole run``, whose
-driver has both.
+With mpi4py and mpirun, the ranks are started by mpirun, so that Farandole, Gloo and MPI are
+connected in the same processes; otherwise they are child processes. This process hosts the store
+for Farandole's rendezvous. Benchmarks that may need parameter servers are started by ``farandole
+run``, whose driver provides both.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The facts for a worker. The secret travels in the environment, never here: a plan is an
-    argument.
+    """The instructions for a worker. They contain no secret, because a plan is a command-line
+    argument; the secret is in the environment.
     """
 
     size: int
     benchmarks: list[str]
     quick: bool
-    rendezvous: str  # the file in which Gloo's ranks meet
+    rendezvous: str  # the file for the rendezvous of Gloo's ranks
     framework: str = "torch"
     hosts: int = 1
-    mpi: bool = False  # the ranks are started by mpirun, which numbers them
-    driver: bool = False  # by farandole run; no peers take part then
+    mpi: bool = False  # the ranks are started and numbered by mpirun
+    driver: bool = False  # by farandole run, without peers
     rate: str = ""  # of the links between hosts
     only: list[str] = field(default_factory=list)  # strategies and codecs; none: all
     data: str = ""  # the folder of MNIST
@@ -71,14 +71,14 @@ class Plan:
 
 
 def mpirun(size: int) -> list[str] | None:
-    """The start of an mpirun command of an MPI that we know, or None when mpi4py or mpirun is
+    """Return the beginning of an mpirun command of a supported MPI; None if mpi4py or mpirun is
     missing.
     """
     neighbor = Path(sys.executable).parent / "mpirun"
     program = str(neighbor) if neighbor.exists() else shutil.which("mpirun")
     if program is None or importlib.util.find_spec("mpi4py") is None:
         return None
-    said = subprocess.run(
+    version = subprocess.run(
         [program, "--version"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -86,9 +86,9 @@ def mpirun(size: int) -> list[str] | None:
         timeout=60,
         check=False,
     )
-    found = implementation(said.stdout)
+    found = implementation(version.stdout)
     if found != MPI:
-        # of MPICH and Intel MPI: shared memory by themselves
+        # MPICH and Intel MPI use shared memory by default
         return None if found is None else [program]
     # Shared memory only; without the hierarchical module ("han"), which makes a single host slower
     # up to 1 MiB. MPI gets the option for more ranks than cores only if there are more: its
@@ -159,7 +159,7 @@ def measure(
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": hosts.DEVICE if among else "lo",
-            "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
+            "TMPDIR": folder,  # for mpirun's session: a short path, removed at the end
             "PYTHONPATH": os.pathsep.join(
                 [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
@@ -170,27 +170,27 @@ def measure(
         ranks = _start(plan, env, Path(folder, "stderr"), among, launcher)
         try:
             for line in ranks[0].stdout or ():
-                _, mark, told = line.partition(MARK)
+                _, mark, record = line.partition(MARK)
                 if mark:
-                    yield read(told)
+                    yield read(record)
             codes = [rank.wait() for rank in ranks]
             if any(codes):
-                said = Path(folder, "stderr").read_text(errors="replace").strip()
+                output = Path(folder, "stderr").read_text(errors="replace").strip()
                 raise BenchmarkError(
-                    f"the ranks ended with exit codes {codes}; they wrote:\n{said}"
+                    f"the ranks ended with exit codes {codes}; they wrote:\n{output}"
                 )
         finally:
             _end(ranks)
             store.close()
 
 
-def tell(found: Found | str) -> None:
-    """(On rank 0.) What is found, or a line that tells how far it is."""
+def emit(found: Found | str) -> None:
+    """Send a result, or a line about progress, from rank 0 to the driver."""
     print(MARK + json.dumps(found if isinstance(found, str) else vars(found)), flush=True)
 
 
-def read(told: str) -> Found | str:
-    found = json.loads(told)
+def read(record: str) -> Found | str:
+    found = json.loads(record)
     if isinstance(found, str):
         return found
     return Case(**found) if "samples" in found else from_record(found)
@@ -228,7 +228,7 @@ def _start(
                     stdout=stdout,
                     stderr=stderr,
                     text=True,
-                    # Ctrl-C reaches this process alone, which then ends them
+                    # Ctrl-C reaches only this process, which then ends the ranks
                     start_new_session=True,
                 )
             )

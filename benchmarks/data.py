@@ -1,8 +1,8 @@
-"""Parquet files as batches on one process: our shuffled reader, compared with libraries that read
-the same files in their own order.
+"""Reading Parquet files as batches in one process: Farandole's shuffled reader, compared with
+libraries that read the same files in file order.
 
-Conditions are those in training: readers run after init(), which makes the allocator keep freed
-memory for all of them, and each reader or dataset is opened once and read for several epochs.
+Conditions are as in training: readers run after init(), which makes the allocator keep freed
+memory, and each reader or dataset is opened once and read for several epochs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ QUICK_ROWS = 20_000
 FILES = 4
 WIDTH = 16  # numbers in the array column
 COLUMNS = [*(f"c{number}" for number in range(6)), "x", "y"]
-BATCH_SIZES = (50, 1000)  # that divide a row group, so that all have the same batches
+BATCH_SIZES = (50, 1000)  # divisors of a row group, so that all contenders have the same batches
 REPETITIONS = 7
 STEP = 0.005  # seconds
 STEP_BATCH = 2000
 GROUP = 10_000  # rows of a row group
-MEMORY = 48 << 20  # bytes that ours may take: less than the files want, so that rows do not stay
-# row groups that the shuffling DataLoader mixes: as many as ours has lanes with that memory
+# bytes of Farandole's memory: less than the files need, so that rows are not kept
+MEMORY = 48 << 20
+# row groups that the shuffling DataLoader mixes: Farandole's number of lanes with that memory
 WINDOW = 8
-# rows: as many MB as ours keeps for shuffling; Horovod's own default is all of them
+# rows: the memory that Farandole uses for shuffling; Horovod's default is all rows
 PETASTORM_QUEUE = 100_000
-SLOW = (ROW_BY_ROW, PETASTORM)  # for one batch size, and without steps
+SLOW = (ROW_BY_ROW, PETASTORM)  # for one batch size, without steps
 
 Read = Callable[[str, int], Iterator[Any]]
 
@@ -108,7 +109,7 @@ def contenders() -> dict[str, Read]:
 def counted(
     read: Read, folder: Path, size: int, rows: int, step: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
-    """An epoch. ``step``: what is done with each batch."""
+    """Read an epoch, and check its number of rows. ``step``: called with each batch."""
 
     def run() -> None:
         seen = 0
@@ -124,14 +125,14 @@ _square = np.ones((96, 96), np.float32)
 
 
 def step() -> None:
-    """Computes on one core, and lets other threads run as a framework does."""
+    """Compute on one core, without the GIL, as a framework does."""
     end = time.perf_counter() + STEP
     while time.perf_counter() < end:
         np.matmul(_square, _square)
 
 
 def write(folder: Path, rows: int) -> None:
-    """Six numbers, a list of numbers and a label in each row."""
+    """Write files whose rows have six numbers, a list of numbers and a label."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,7 +163,7 @@ def in_order(folder: str, size: int) -> Iterator[Any]:
 
 
 def kept(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled, with memory for all: after the first epoch files are not read any more."""
+    """Yield shuffled batches with memory for all rows: files are read in the first epoch only."""
     return iter(opened(folder, size, 1 << 30, True))
 
 
@@ -174,10 +175,10 @@ def scanned(folder: str) -> Any:
 
 
 def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """Yield batches of pyarrow's own scanner, which reads ahead in threads, in the files' order.
+    """Yield batches of pyarrow's scanner, which prefetches in threads, in file order.
 
-    Each row group becomes arrays at once, which are then cut: asking the scanner for batches of
-    this size takes much longer.
+    Each row group is converted to arrays, which are then sliced: requesting batches of this size
+    from the scanner is much slower.
     """
     for found in scanned(folder).to_batches():
         own = {name: array.copy() for name, array in arrays_of(found).items()}
@@ -224,7 +225,7 @@ def shuffling_dataloader(folder: str, size: int) -> Iterator[Any]:
 
 
 def loaded(batches: Iterator[dict[str, Any]]) -> Iterator[Any]:
-    """Through torch's DataLoader."""
+    """Yield batches through torch's DataLoader."""
     import torch
 
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -236,9 +237,8 @@ def loaded(batches: Iterator[dict[str, Any]]) -> Iterator[Any]:
 
 
 def row_by_row(folder: str, size: int) -> Iterator[Any]:
-    """A dict of each row, and batches of them by the DataLoader's own function: the way of
-    petastorm's make_reader, by which Horovod's estimators read where they had a transformation_fn,
-    without its pool of workers.
+    """Yield batches collated by the DataLoader from a dict per row. Petastorm's make_reader reads
+    in this way (with a pool of workers, too), as Horovod's estimators did with a transformation_fn.
     """
     import torch
 
@@ -263,8 +263,8 @@ def tf_data(folder: str, size: int) -> Iterator[Any]:
 
 
 def petastorm(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled, as Horovod's estimators read, in threads instead of processes, which are slower.
-    0.12.1 on pyarrow 12 is the last pair that fits together.
+    """Yield shuffled batches as Horovod's estimators do, in threads instead of processes, which are
+    slower. Petastorm 0.12.1 with pyarrow 12 is the last compatible pair.
     """
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader

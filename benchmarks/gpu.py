@@ -31,7 +31,7 @@ REPETITIONS = 31
 
 
 def cases(team: Team, plan: Plan) -> Iterator[Case]:
-    """``team``'s ranks take one GPU each, in turn."""
+    """Yield the cases. The team's ranks take one GPU each, round-robin."""
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device())
     direct = hvd.local_size() <= torch.cuda.device_count()
@@ -69,7 +69,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
 def timed(
     turns: dict[str, Callable[[], None]], repetitions: int, per_sample: int
 ) -> dict[str, list[float]]:
-    """Each turn ends when the GPU is done."""
+    """Time the contenders' turns, each until the GPU is done."""
 
     def done(run: Callable[[], None]) -> None:
         run()
@@ -107,7 +107,7 @@ class Block(nn.Module):
 
 
 def residual_net() -> nn.Module:
-    """Seven blocks of two convolutions, for images of 32 x 32."""
+    """Return a network of seven blocks of two convolutions, for images of 32 x 32."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1)]
     for width in (64, 128, 256):
         layers += [Block(width), Block(width), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)]

@@ -1,6 +1,6 @@
-"""Hosts on one machine, for ``--hosts``: network namespaces on a bridge, of a set speed. They end
-with this process, however it ends, since they are the test kit's hosts, whose init waits for the
-end of a pipe.
+"""Hosts on one machine, for ``--hosts``: network namespaces on a bridge, with links of a given
+rate. They are the test kit's hosts, whose init waits for the end of a pipe, so they always end with
+this process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def made(number: int, rate: str, delay: float = 0.0) -> Iterator[Sequence[Any]]:
 
 
 def slots(size: int, number: int) -> tuple[Slot, ...]:
-    """The places of ``size`` ranks on the hosts, neighbours together; the first hosts have one
+    """Return the slots of ``size`` ranks, contiguous on each host; the first hosts have one
     more.
     """
     base, extra = divmod(size, number)
@@ -53,13 +53,13 @@ def slots(size: int, number: int) -> tuple[Slot, ...]:
 
 
 def store_on(host: Any, secret: str) -> StoreServer:
-    """A store that listens on ``host``'s network, of this process."""
+    """Return a store of this process that listens on ``host``'s network."""
     enter = ctypes.CDLL(None, use_errno=True).setns
     with open("/proc/thread-self/ns/net") as own, open(f"/proc/{host.pid}/ns/net") as other:
-        if enter(other.fileno(), _CLONE_NEWNET):  # of this thread, until the store has its socket
+        if enter(other.fileno(), _CLONE_NEWNET):  # of this thread, until the store has a socket
             raise OSError(ctypes.get_errno(), "cannot enter the network of a host")
         try:
             return StoreServer(secret, host=host.address)
         finally:
             if enter(own.fileno(), _CLONE_NEWNET):
-                os.abort()  # this thread would continue in the wrong network
+                os.abort()  # otherwise this thread would continue in the wrong network

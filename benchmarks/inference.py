@@ -1,5 +1,5 @@
-"""Predictions as a column of a Spark DataFrame, two tasks of this machine: ours,
-``predict_batch_udf``, and row by row, as Horovod's estimators did.
+"""Predictions as a column of a Spark DataFrame, with two tasks on this machine: Farandole's,
+``predict_batch_udf``'s, and row by row, as with Horovod's estimators.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BATCH = 256
 
 
 class Work(NamedTuple):
-    """``rows`` of arrays of ``shape``, for the model that ``make`` gives. ``by_row``: whether going
-    row by row ends before long.
+    """``rows`` of arrays of ``shape``, for the model from ``make``. ``by_row``: whether predicting
+    row by row takes a reasonable time.
     """
 
     name: str
@@ -81,7 +81,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 @contextlib.contextmanager
 def session() -> Iterator[tuple[Any, Path]]:
-    """Spark with two tasks on this machine, and a folder."""
+    """Provide Spark with two tasks on this machine, and a folder."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -103,7 +103,7 @@ def session() -> Iterator[tuple[Any, Path]]:
 
 
 def data(spark: Any, folder: Path, work: Work, partitions: int) -> Any:
-    """The rows, in Spark's memory once they have been read."""
+    """Return the rows, which Spark caches in memory."""
     path = folder / f"{work.name}-{work.rows}"
     if not path.exists():
         write(path, work.rows, work.shape)
@@ -111,7 +111,7 @@ def data(spark: Any, folder: Path, work: Work, partitions: int) -> Any:
 
 
 def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:
-    """Return functions that give lazy DataFrames with the columns ``id`` and ``y``."""
+    """Return functions that return lazy DataFrames with the columns ``id`` and ``y``."""
     import torch
     from pyspark import cloudpickle
     from pyspark.ml.functions import predict_batch_udf
@@ -119,7 +119,7 @@ def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:
 
     from farandole.inference import predict_udf
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find this file
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers may not have this file
     torch.manual_seed(0)
     model, shape, make = work.make().eval(), work.shape, work.make
     state = {name: value.numpy() for name, value in model.state_dict().items()}
@@ -174,13 +174,15 @@ def computed(turn: Callable[[], Any]) -> Callable[[], None]:
 
 
 def predictions(frame: Any) -> Any:
-    """All of them, by id: what comes over JVM and Python is the same for all."""
+    """Return all predictions, by id: the transfer through JVM and Python is the same for all
+    contenders.
+    """
     table = frame.select("id", "y").toPandas().sort_values("id")
     return table["id"].to_numpy(), np.stack(table["y"].to_list())
 
 
 def check(found: dict[str, Any], rows: int) -> None:
-    """The same predictions, to the rounding of batches that are cut elsewhere."""
+    """Check that predictions are equal, up to the rounding of different batches."""
     for name, (ids, values) in found.items():
         assert ids.tolist() == list(range(rows)), f"{name}: {len(ids)} rows instead of {rows}"
         np.testing.assert_allclose(values, found[OURS][1], rtol=1e-4, atol=1e-5, err_msg=name)

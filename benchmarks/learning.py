@@ -1,8 +1,8 @@
-"""The accuracy that each strategy and codec reaches, the bytes that it sends and the time that it
-takes: on scikit-learn's digits, or MNIST. Runs on every rank.
+"""Accuracy, sent bytes and time of each strategy and codec, on scikit-learn's digits or MNIST. Runs
+on every rank.
 
-Each result is the mean of several seeds (three by default), compared with an all-reduce of as many
-epochs and the same seeds, with the standard error of the difference.
+Each result is the mean of several seeds (three by default), compared with an all-reduce of the same
+number of epochs and the same seeds, with the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import farandole.torch as hvd
-from benchmarks.crew import Plan, tell
+from benchmarks.crew import Plan, emit
 from benchmarks.problems import (
     BESIDE,
     ROWS,
@@ -38,7 +38,7 @@ from farandole.strategies.codecs import codec
 from farandole.strategies.gossip.references import NeighbourReference
 from farandole.strategies.specs import ALLREDUCE, strategy_of
 
-WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
+WIDTH, MNIST_WIDTH = 256, 64  # of the network: about 50,000 weights for either
 SPECS = (
     ALLREDUCE,
     "adasum",
@@ -68,7 +68,7 @@ SPECS = (
     "randomk:0.1",
     "sign:0.9",
 )
-# Of a normalised net, which shows whether the settings of the plain one carry over.
+# Of a normalized network, which shows whether the settings of the plain one carry over.
 NORMALISED_SPECS = (
     ALLREDUCE,
     "adasum",
@@ -94,13 +94,13 @@ NORMALISED_SPECS = (
 
 class Result(NamedTuple):
     accuracy: float  # percent
-    mebibytes: float  # that rank 0 sent
+    mebibytes: float  # bytes sent by rank 0
     seconds: float
     staleness: float
 
 
 class Sent(Observer):
-    """Counts the bytes of this rank's engine as they would be sent, by a ring."""
+    """Counts the bytes that this rank's engine would send in a ring."""
 
     def __init__(self) -> None:
         self.nbytes = 0.0
@@ -129,7 +129,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
             data = mnist(Path(plan.data), seed) if plan.data else digits(seed)
             results.append(trained(spec, data, seed, setting, plan.model))
             if hvd.rank() == 0:
-                tell(
+                emit(
                     f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} %"
                     " right"
                 )
@@ -164,8 +164,8 @@ def mean(results: Sequence[Result]) -> Result:
 
 
 def error(results: Sequence[Result], others: Sequence[Result]) -> float:
-    """The standard error of the mean difference in accuracy, for the same seeds; 0 for one seed,
-    which shows none.
+    """Return the standard error of the mean difference in accuracy for the same seeds; 0 for one
+    seed.
     """
     differences = [
         result.accuracy - other.accuracy for result, other in zip(results, others, strict=True)
@@ -195,13 +195,13 @@ def trained(spec: str, data: Data, seed: int, setting: Setting, kind: str = "pla
     observers.remove(sent)
     if hasattr(optimizer, "average_weights"):
         optimizer.average_weights()
-    for each in model.buffers():  # running statistics, which each rank has of its own rows
+    for each in model.buffers():  # running statistics of each rank's own rows
         if each.is_floating_point():
             hvd.allreduce_(each)
     seen = getattr(strategy, "staleness", None)
     pushed = seen.pushes * sum(weight.nbytes for weight in model.parameters()) if seen else 0
     reference = None if isinstance(strategy, str) else strategy.reference
-    # messages of neighbours are counted as small as they travel
+    # messages between neighbours are counted in their encoded size
     counted = made is None or isinstance(reference, NeighbourReference)
     nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
     return Result(accuracy(model, data), nbytes / 2**20, seconds, seen.mean if seen else 0.0)
@@ -227,7 +227,7 @@ def train(
 
 
 class Still:
-    """A rank of four whose messages take no time."""
+    """One of four ranks, whose messages take no time."""
 
     rank, size = 0, 4
 

@@ -1,8 +1,7 @@
-"""``python -m benchmarks.long_links``: one and several TCP connections between two hosts that are
-far from each other.
+"""``python -m benchmarks.long_links``: one and several TCP connections between two distant hosts.
 
 The hosts are network namespaces on links of 1 Gbit/s (root, ip, tc, nsenter, /dev/net/tun); a
-program between them holds every packet for a while.
+program between them delays every packet.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def seconds_of(delay: float, streams: int) -> dict[int, float]:
 
 
 def table(found: Mapping[tuple[float, int], Mapping[int, float]]) -> str:
-    """``found``: by delay and connections, what ``seconds_of`` gives."""
+    """Return the table. ``found``: the results of ``seconds_of`` by delay and connections."""
     titles = [
         "one way",
         "tensor",

@@ -1,5 +1,5 @@
-"""The cost of a job on more hosts than were measured: formulas with constants from measured
-points. Pure.
+"""The predicted cost of a job on more hosts than were measured: formulas with constants from
+measured points. Pure.
 
 Times in seconds, sizes in bytes, rates in bits per second.
 """
@@ -14,14 +14,14 @@ import numpy as np
 from farandole.core.transports.tcp import overlay
 
 HOST = 8  # ranks of a host, in predictions
-LATENCY = 100e-6  # from a program to one on another host: Ethernet and TCP without special drivers
+LATENCY = 100e-6  # between programs on two hosts: Ethernet and TCP without special drivers
 GRADIENTS = 100e6  # bytes
 RATES = (1e9, 10e9, 100e9)
 RANKS = (8, 64, 512, 1024, 4096, 27_000)
 PAYLOAD = 1448 / 1514  # of an Ethernet frame with TCP
 # of ranks over the store, while they start: three about shared memory, one about addresses
 EXCHANGES = 4
-TOLD = 40  # bytes that a rank tells in each of them
+MESSAGE_BYTES = 40  # sent by a rank in each of them
 
 
 class Constants(NamedTuple):
@@ -32,12 +32,12 @@ class Constants(NamedTuple):
     value: float  # the same, for each value that it reads
     connection: float  # work for one connection, at both ends
     step: float  # of a ring: latency and work, as measured on these hosts
-    link: float  # share of what the link allows that a ring fills
+    link: float  # fraction of the link's rate that a ring uses
     copying: float  # bytes per second at which one rank sends, receives and adds up
 
 
 def depth(ranks: int) -> int:
-    """Steps from the root of a board's tree to the farthest rank; 0 where there is no tree."""
+    """Return the steps from the root of a board's tree to the farthest rank; 0 without a tree."""
     return (
         max(
             len(overlay.overlay(rank, ranks).subtrees)
@@ -48,7 +48,7 @@ def depth(ranks: int) -> int:
 
 
 def fitted(points: Mapping[str, Any]) -> Constants:
-    """The constants of ``points``, which is what docs/scaling.json holds."""
+    """Return the constants fitted to ``points``, the content of docs/scaling.json."""
     trees = [point for point in points["rounds"] if point["steps"] > 1]
     work = [[point["steps"] * (overlay.FANOUT + 1), point["ranks"]] for point in trees]
     (message, rank), *_ = np.linalg.lstsq(
@@ -76,7 +76,7 @@ def fitted(points: Mapping[str, Any]) -> Constants:
 
 
 def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds per rank, and per rank and value, by least squares of the relative errors."""
+    """Return seconds per rank, and per rank and value, by least squares of the relative errors."""
     rows = [
         [point["ranks"] / point["exchange"], point["ranks"] ** 2 / point["exchange"]]
         for point in meetings
@@ -86,8 +86,8 @@ def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds per step and share of the link, by least squares of the relative errors over a ring's
-    ``points``.
+    """Return seconds per step and the used fraction of the link, by least squares of the relative
+    errors over a ring's ``points``.
     """
     rows, ones = [], []
     for point in points:
@@ -99,12 +99,14 @@ def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def crossing(nbytes: float, hosts: int, rate: float) -> float:
-    """Seconds for which a ring of hosts keeps its links busy."""
+    """Return the seconds for which a ring of hosts keeps its links busy."""
     return 2 * (hosts - 1) / hosts * nbytes * 8 / (rate * PAYLOAD)
 
 
 def agreement(ranks: int, at: Constants) -> float:
-    """Seconds of one round. No tree: a message to each and one from each, one latency."""
+    """Return the seconds of one round. Without a tree: a message to and from each rank, and one
+    latency.
+    """
     if ranks <= overlay.DIRECT:
         return LATENCY + 2 * (ranks - 1) * at.message
     steps = 2 * depth(ranks)
@@ -112,18 +114,18 @@ def agreement(ranks: int, at: Constants) -> float:
 
 
 def start(ranks: int, rate: float, at: Constants) -> float:
-    """Seconds from the start of the ranks' programs until they can exchange: the store serves all
-    ranks from one thread at a time, over one link; then each rank connects to those with lower
-    numbers.
+    """Return the seconds from the start of the ranks' programs until they can exchange: the store
+    serves all ranks from one thread at a time, over one link; then each rank connects to the ranks
+    with lower numbers.
     """
     store = ranks * (at.meet + EXCHANGES * (at.exchange + ranks * at.value))
-    answers = EXCHANGES * ranks * ranks * TOLD * 8 / (rate * PAYLOAD)
+    answers = EXCHANGES * ranks * ranks * MESSAGE_BYTES * 8 / (rate * PAYLOAD)
     return store + answers + ranks * at.connection
 
 
 def allreduce(ranks: int, rate: float, at: Constants, nbytes: float = GRADIENTS) -> float:
-    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory
-    continue meanwhile.
+    """Return the seconds of a ring over the hosts, in which each rank of a host moves a slice; sums
+    in shared memory overlap.
     """
     hosts = max(2, -(-ranks // HOST))
     link = crossing(nbytes, hosts, rate) / at.link

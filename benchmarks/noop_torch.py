@@ -1,4 +1,4 @@
-"""The same for torchrun."""
+"""The same job for torchrun."""
 
 import torch.distributed as dist
 

@@ -1,5 +1,5 @@
-"""The cost of watching: a training step of ours under each observer, and with the sizes that
-autotune chose.
+"""The cost of observers: a training step of Farandole under each observer, and with the sizes
+chosen by autotune.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from farandole.job import context
 from farandole.job.config import Settings
 
 WARM_UP = 3
-MOST_STEPS = 5000  # within which autotune must have chosen
+MOST_STEPS = 5000  # steps within which autotune must have chosen
 
-Told = Mapping[str, Any]  # settings
+Changes = Mapping[str, Any]  # of settings
 
 
 def cases(team: Team, plan: Plan) -> Iterator[Case]:
@@ -33,13 +33,13 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         for title, model in MODELS:
             sizes = {} if plan.quick else choice(model)
-            told: dict[str, Told] = {
+            changes: dict[str, Changes] = {
                 OURS: {},
                 UNWATCHED: {"stall_check_disable": True},
                 TIMELINE: {"timeline": str(Path(folder, "timeline.json"))},
                 TUNED: sizes,
             }
-            crew = {name: Watched(model, settings) for name, settings in told.items()}
+            crew = {name: Watched(model, settings) for name, settings in changes.items()}
             samples = interleave(
                 {name: watched.step for name, watched in crew.items()},
                 repetitions=repetitions,
@@ -52,14 +52,14 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
 
 
 class Watched:
-    """Training under some settings; ``begin`` joins the job again."""
+    """A training with changed settings; ``begin`` joins the job again."""
 
-    def __init__(self, model: str, told: Told) -> None:
-        self.model, self.told = model, told
+    def __init__(self, model: str, changes: Changes) -> None:
+        self.model, self.changes = model, changes
         self._run: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
-        join(self.told)
+        join(self.changes)
         self._run = training(self.model)
         for _ in range(WARM_UP):
             self._run()
@@ -74,12 +74,12 @@ def training(model: str) -> Callable[[], object]:
     return trainer(make(), torch.randn(shape), torch.randint(CLASSES, shape[:1]), OURS)
 
 
-def join(told: Told) -> None:
+def join(changes: Changes) -> None:
     """Leave the job, and join it again with these settings in addition to the job's own."""
     hvd.shutdown()
     ours = {
         name: value
-        for name, value in Settings(**told).to_env().items()
+        for name, value in Settings(**changes).to_env().items()
         if name.startswith("FARANDOLE_")
     }
     before = {name: os.environ.get(name) for name in ours}
@@ -93,7 +93,7 @@ def join(told: Told) -> None:
 
 
 def choice(model: str) -> dict[str, int]:
-    """The sizes that autotune stays with, on rank 0."""
+    """Return the sizes that autotune settles on, on rank 0."""
     join({"autotune": True, "autotune_steps_per_sample": 2})
     step, engine = training(model), context.engine()
     tuners = [observer for observer in engine.observers.all if isinstance(observer, Tuner)]
@@ -108,5 +108,5 @@ def choice(model: str) -> dict[str, int]:
     return dict(hvd.broadcast_object(sizes, root_rank=0))
 
 
-def described(sizes: Told) -> str:
+def described(sizes: Changes) -> str:
     return f" (autotune: buckets of {sizes['bucket_bytes'] / 2**20:g} MiB)" if sizes else ""

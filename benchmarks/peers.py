@@ -1,7 +1,7 @@
-"""The contenders inside one process: ours, torch Gloo, DeepSpeed's shared memory where it is
-installed and, where the job came from mpirun, MPI by mpi4py.
+"""The contenders in one process: Farandole, torch's Gloo, DeepSpeed's shared memory if installed,
+and MPI by mpi4py if mpirun started the job.
 
-All of them are connected at the same time, so that their turns can alternate.
+All are connected at the same time, so that they can take turns.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Mpi:
         )
 
     def settle(self) -> None:
-        """MPI moves data only inside its own calls: without this, the last rank of a turn may wait
-        forever for what another one, which is no longer inside MPI, has still to send.
+        """Synchronize over MPI, which moves data only inside its calls: otherwise the last rank of
+        a turn may wait forever for data from a rank that is no longer inside MPI.
         """
         self.mpi.COMM_WORLD.Barrier()
 
@@ -87,14 +87,12 @@ def deepspeed_installed() -> bool:
 
 
 class DeepSpeed:
-    """DeepSpeed's all-reduce in shared memory, which g++ builds when it is first loaded. For one
-    host alone.
-    """
+    """DeepSpeed's all-reduce in shared memory, which g++ builds on first use. For one host only."""
 
     name = DEEPSPEED
 
     def __init__(self, rank: int, size: int, rendezvous: str) -> None:
-        # Its segments are named by these.
+        # DeepSpeed names its segments by these.
         os.environ.update(
             MASTER_ADDR=Path(rendezvous).parent.name, MASTER_PORT="0", LOCAL_SIZE=f"{size}"
         )

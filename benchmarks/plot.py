@@ -1,4 +1,4 @@
-"""Cases as a picture."""
+"""Plots of cases."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ COLOURS = {
 
 
 def draw(path: Path, found: Sequence[Found], size: int) -> None:
-    """One panel per benchmark or condition, and allreduce's many small tensors in one of
-    their own.
+    """Draw a panel per benchmark or condition; allreduce's many small tensors have a separate
+    one.
     """
     runs = [each for each in found if isinstance(each, Run)]
     if runs:

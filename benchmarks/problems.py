@@ -1,5 +1,5 @@
-"""The problems that strategies and codecs learn: data, a net, and the optimizer that is documented
-for each.
+"""The problems that strategies and codecs learn: data, a network, and the documented optimizer for
+each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from benchmarks.samples import parts
 
 # Layers before each activation of the net, by the value of ``--model``.
 NORMS = {"plain": None, "batchnorm": torch.nn.BatchNorm1d, "layernorm": torch.nn.LayerNorm}
-NORMALISED_EPOCHS = 0.2  # of the plain net's: a normalised one learns the digits in fewer
-TRAINED, HELD = 8000, 2000  # of MNIST's 10,000 images for tests, which are all that is needed of it
-# of a step on MNIST, of all ranks: as many steps as on the small digits, with four times the rows
+# fraction of the plain network's epochs: a normalized one learns the digits in fewer
+NORMALISED_EPOCHS = 0.2
+TRAINED, HELD = 8000, 2000  # of MNIST's 10,000 test images, which suffice
+# of a step on MNIST, of all ranks: four times the rows of the small digits, in the same number of
+# steps
 ROWS = 128
 
 
 class Data(NamedTuple):
-    """Samples for training, and held back for testing."""
+    """Samples for training, and held-out samples for testing."""
 
     x: Any
     y: Any
@@ -52,7 +54,9 @@ class Setting(NamedTuple):
         return self._replace(batch=max(ROWS, self.batch))
 
     def for_normalised(self) -> Setting:
-        """Fewer epochs, and the momentum that scripts have, where a codec replaces it."""
+        """Return the setting for a normalized network: fewer epochs, and the usual momentum if a
+        codec replaces it.
+        """
         return (USUAL if self in (HIGH, PLAIN) else self).shorter()
 
     def shorter(self) -> Setting:
@@ -66,16 +70,16 @@ class Setting(NamedTuple):
 
 
 USUAL, PLAIN = Setting(0.1, 0.9, 25), Setting(0.2, 0.0, 60)
-# What four ranks add up, one after the other or because their gradients have little in common, is
-# four times as much. Staleness acts as momentum (Mitliagkas 2016), so those that push have less of
-# it; 0.05 with 0.8 would be a quarter.
+# Steps that four ranks add up, in sequence or because their gradients are nearly orthogonal, are
+# four times as large. Staleness acts as momentum (Mitliagkas 2016), so asynchronous strategies have
+# less momentum; 0.05 with 0.8 would be a quarter.
 PUSHED, THIRD = Setting(0.04, 0.8, 25), Setting(0.03, 0.9, 25)
-# Numbers that wait for many steps and then come at once do not go with momentum; nor does outer
-# momentum go well with an inner one; half of it goes with twice the rate. A rate of 1 without
-# momentum is as much as one of 0.1 with 0.9.
+# Values that accumulate for many steps and then arrive together do not combine well with momentum,
+# nor does outer momentum with inner momentum; half of it combines with twice the rate. A rate of 1
+# without momentum is equivalent to 0.1 with 0.9.
 HIGH, OUTER, LIGHT = Setting(1.0, 0.0, 25), Setting(0.2, 0.0, 25), Setting(0.4, 0.0, 25)
-# The sign of few rows' gradient is noise: votes need larger batches, and a rate that is the length
-# of a step.
+# The sign of a gradient of few rows is noise: votes need larger batches, and a rate equal to the
+# length of a step.
 SIGNS, LARGE = Setting(0.004, 0.0, 60, 300), Setting(0.1, 0.9, 60, 300)
 SETTINGS = {
     "onebit": HIGH,
@@ -88,8 +92,8 @@ SETTINGS = {
     "ps_async": PUSHED,
     "ssp": PUSHED,
 }
-# The setting of the all-reduce that they are compared with, where it is another one: as many epochs
-# of as many rows.
+# The setting of the all-reduce in the comparison, if it differs: the same number of epochs and
+# rows.
 BESIDE = {PUSHED: USUAL, THIRD: USUAL, HIGH: USUAL, OUTER: USUAL, LIGHT: USUAL, SIGNS: LARGE}
 
 
@@ -100,7 +104,7 @@ def setting_of(spec: str) -> Setting:
 
 
 def digits(seed: int) -> Data:
-    """Scikit-learn's. Other ones are held back for each seed."""
+    """Return scikit-learn's digits. The held-out part differs by seed."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -109,7 +113,7 @@ def digits(seed: int) -> Data:
 
 
 def mnist(folder: Path, seed: int) -> Data:
-    """Return the 10,000 test images of MNIST: 8,000 to train on, and 2,000 held back, which differ
+    """Return the 10,000 test images of MNIST: 8,000 to train on, and 2,000 held out, which differ
     by seed.
     """
     images, labels = (
@@ -126,7 +130,7 @@ def _split(x: Any, y: Any, count: int) -> Data:
 
 
 def net(inputs: int, seed: int, width: int, model: str = "plain") -> Any:
-    """Two hidden layers, each with the normalisation of ``NORMS`` that ``model`` names."""
+    """Return a network of two hidden layers, each with the normalization ``NORMS[model]``."""
     torch.manual_seed(seed)
     norm = NORMS[model]
     layers: list[Any] = []
@@ -140,7 +144,9 @@ def net(inputs: int, seed: int, width: int, model: str = "plain") -> Any:
 
 
 def accuracy(model: Any, data: Data) -> float:
-    """Percent, of the model as it predicts: batch normalisation uses its running statistics."""
+    """Return the accuracy in percent in evaluation mode: batch normalization uses its running
+    statistics.
+    """
     model.eval()
     with torch.no_grad():
         found = float(100 * (model(data.held).argmax(1) == data.labels).float().mean())

@@ -1,4 +1,4 @@
-"""Cases as a table for people and as JSON for programs."""
+"""Reports of cases: tables for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TITLES = {
     "tuning": "predictions as a column of a Spark DataFrame on two cores, by settings",
 }
 GOAL = 95  # percent right
-# of the last minute, when this file is imported: before anything is measured
+# of the last minute before this file is imported, and so before any measurement
 LOAD = os.getloadavg()[0]
 # Distributions whose versions are reported, in addition to torch and MPI.
 DISTRIBUTIONS = {
@@ -121,7 +121,7 @@ COLUMNS = (
 
 
 def seconds(value: float) -> str:
-    """Three digits and a unit."""
+    """Return a duration with three digits and a unit."""
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
         text = f"{value * factor:.3g}"
         if abs(float(text)) < 1000:
@@ -130,7 +130,7 @@ def seconds(value: float) -> str:
 
 
 def tables(found: Sequence[Found]) -> list[Table]:
-    """One table per benchmark, condition or set of data."""
+    """Return one table per benchmark, condition or data set."""
     runs = [each for each in found if isinstance(each, Run)]
     learned = [each for each in found if isinstance(each, Learned)]
     return [
@@ -144,7 +144,7 @@ def tables(found: Sequence[Found]) -> list[Table]:
 
 
 def timed(cases: Sequence[Case]) -> list[Table]:
-    """Median, (10th-90th percentile), and how many times as long as ours."""
+    """Return a table of medians, 10th to 90th percentiles, and multiples of Farandole's time."""
     found: list[Table] = []
     for benchmark in dict.fromkeys(case.benchmark for case in cases):
         rows = [case for case in cases if case.benchmark == benchmark]
@@ -235,7 +235,7 @@ def cell(case: Case, contender: str) -> str:
 
 
 def added(steps: Sequence[Case]) -> Table:
-    """The time that the exchange adds to the step of one process."""
+    """Return a table of the time that the exchange adds to the step of one process."""
     peers = [name for name in PEERS if any(name in case.samples for case in steps)]
     table = Table(
         "case",
@@ -253,7 +253,7 @@ def added(steps: Sequence[Case]) -> Table:
 
 
 def show(cases: Sequence[Found]) -> None:
-    """Print the tables: fitted to a terminal, or in full into a pipe."""
+    """Print the tables: fitted to a terminal, or in full to a pipe."""
     if sys.stdout.isatty():
         Console().print(*tables(cases), sep="\n")
     else:
@@ -261,7 +261,7 @@ def show(cases: Sequence[Found]) -> None:
 
 
 def text(cases: Sequence[Found]) -> str:
-    """The tables in Markdown."""
+    """Return the tables in Markdown."""
     console = Console(file=io.StringIO(), width=400, color_system=None)
     with console.capture() as capture:
         for table in tables(cases):
@@ -271,8 +271,8 @@ def text(cases: Sequence[Found]) -> str:
 
 
 def machine(*kinds: str) -> dict[str, Any]:
-    """The conditions of the numbers. ``kinds``: frameworks and benchmarks, whose distributions
-    count.
+    """Return the facts about the machine and the installed packages. ``kinds``: the frameworks and
+    benchmarks whose distributions are reported.
     """
     versions = {}
     others = [name for kind in kinds for name in DISTRIBUTIONS.get(kind, ())]
@@ -327,6 +327,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The cases of a file that ``--json`` wrote, and the whole of it."""
+    """Return the cases in a file written by ``--json``, and the whole document."""
     content = json.loads(path.read_text())
     return [from_record(record) for record in content["cases"]], content

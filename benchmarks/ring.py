@@ -1,6 +1,4 @@
-"""Tensors that go around a ring of hosts, for the model of ``benchmarks.scale``. Runs on every
-rank.
-"""
+"""Allreduces in a ring of hosts, for the model of ``benchmarks.scale``. Runs on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nouns of a benchmark, and the loop that takes the samples."""
+"""The terms of a benchmark (contender, case, run), and the sampling loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NCCL = "NCCL"
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Contenders of the training step, in addition to ours:
 ALONE = "one process"  # the other ranks wait
-# every rank trains by itself at the same time: the machine is shared, no gradient is
+# every rank trains alone at the same time: the machine is shared, but no gradient
 TOGETHER = "no exchange"
 DDP, DDP_NCCL = "DDP on Gloo", "DDP on NCCL"
 MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
@@ -58,7 +58,7 @@ class Case:
     benchmark: str
     name: str
     samples: Mapping[str, list[float]]
-    per_sample: int = 1  # operations that one sample is the mean of
+    per_sample: int = 1  # the number of operations that a sample averages
     bytes: int = 0
 
     @property
@@ -69,7 +69,7 @@ class Case:
         return statistics.median(self.samples[contender])
 
     def spread(self, contender: str) -> tuple[float, float]:
-        """The 10th and the 90th percentile."""
+        """Return the 10th and the 90th percentile."""
         values = self.samples[contender]
         if len(values) < 2:
             return values[0], values[0]
@@ -81,11 +81,11 @@ class Case:
         return self.median(contender) / self.median(OURS)
 
     def added(self, contender: str) -> float:
-        """Training step: the seconds that the exchange adds to the step of one process."""
+        """Return the seconds that the exchange adds to the training step of one process."""
         return self.median(contender) - self.median(ALONE)
 
     def record(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields, for JSON."""
         contenders = {
             name: {
                 "median": self.median(name),
@@ -101,7 +101,7 @@ class Case:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Case:
-        """The case that gave this ``record``."""
+        """Return the case of a ``record``."""
         facts = {name: value for name, value in record.items() if name != "contenders"}
         return cls(
             **facts,
@@ -113,24 +113,24 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """One strategy that trains under some condition."""
+    """The training of one strategy under one condition."""
 
     benchmark: str
     name: str  # the condition
     strategy: str
     setting: str  # of the optimizer
-    rate: float  # rows in a second that counted, of all ranks
+    rate: float  # rows per second that counted, of all ranks
     staleness: float  # mean
-    dropped: float  # part of the pushes that came too late to count
-    curve: Sequence[tuple[float, float]]  # seconds, and percent right of rank 0's weights then
-    curves: Sequence[Sequence[tuple[float, float]]] = ()  # of each seed, where there are several
+    dropped: float  # fraction of pushes dropped as late
+    curve: Sequence[tuple[float, float]]  # seconds, and the accuracy of rank 0's weights in percent
+    curves: Sequence[Sequence[tuple[float, float]]] = ()  # of each seed, if there are several
 
     @property
     def title(self) -> str:
         return f"{self.name}, {self.strategy}"
 
     def after(self, percent: float) -> float | None:
-        """Seconds until so many were right for the first time."""
+        """Return the seconds until this accuracy was first reached."""
         return next((seconds for seconds, right in self.curve if right >= percent), None)
 
     def record(self) -> dict[str, Any]:
@@ -146,13 +146,13 @@ class Learned:
     strategy: str
     setting: str
     accuracy: float  # percent
-    baseline: float  # accuracy of an all-reduce with as many epochs of as many rows
-    mebibytes: float  # that rank 0 sent
-    seconds: float  # of a processor core, on rank 0: other programs change them little
+    baseline: float  # accuracy of an all-reduce with the same number of epochs and rows
+    mebibytes: float  # bytes sent by rank 0
+    seconds: float  # of a processor core, on rank 0: hardly affected by other programs
     staleness: float
     cost: float  # milliseconds of a codec for a MiB of float32
     seeds: int = 3
-    # standard error of the mean difference to all-reduce, over the seeds; 0: not known
+    # standard error of the mean difference to all-reduce, over the seeds; 0: unknown
     error: float = 0.0
 
     @property
@@ -167,14 +167,14 @@ Found = Case | Run | Learned
 
 
 def from_record(record: Mapping[str, Any]) -> Found:
-    """Return the result that ``record`` was made from."""
+    """Return the result of a ``record``."""
     if "contenders" in record:
         return Case.from_record(record)
     return Run(**record) if "curve" in record else Learned(**record)
 
 
 def parts(spec: str) -> tuple[str, str]:
-    """Strategy and codec of one of them, or of both as ``strategy+codec``."""
+    """Return the strategy and the codec of a spec: either one, or ``strategy+codec``."""
     first, _, second = spec.partition("+")
     return (first, second) if first.partition(":")[0] in known() else (ALLREDUCE, first)
 
@@ -189,11 +189,12 @@ def interleave(
     prepare: Mapping[str, Callable[[], object]] | None = None,
     after: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
+    """Time the contenders in turns (A, B, C, A, B, C, ...), so that disturbances of the machine
+    affect all of them equally.
 
-    ``warm_up``: each runs once untimed first. ``before`` runs untimed before each sample (it lines
-    the ranks up), ``prepare[name]`` before that, and ``after[name]`` after the samples of one
-    contender.
+    ``warm_up``: run each once untimed first. ``before`` runs untimed before each sample (to
+    synchronize the ranks), ``prepare[name]`` before that, and ``after[name]`` after each sample of
+    a contender.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     ready = {name: (prepare or {}).get(name, lambda: None) for name in contenders}

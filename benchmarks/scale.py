@@ -1,8 +1,7 @@
-"""``python -m benchmarks.scale FILE``: measure what the predictions of docs/scaling.md rest on, and
-write it down.
+"""``python -m benchmarks.scale FILE``: measure the points behind the predictions of
+docs/scaling.md, and write them to a file.
 
-Simulated ranks need one machine and nothing else; rings need network namespaces (root, ip, tc,
-nsenter).
+Simulated ranks need only one machine; rings need network namespaces (root, ip, tc, nsenter).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RINGS = ((2, 1e9), (4, 1e9), (2, 0.0))  # hosts, bit/s; 0: no limit
 
 
 def points() -> dict[str, Any]:
-    """All of them; see ``model.fitted`` for their use."""
+    """Return all points; see ``model.fitted`` for their use."""
     machine = report.machine()
     return {
         "machine": machine,
@@ -106,7 +105,7 @@ def predictions(found: Mapping[str, Any]) -> str:
 
 def constants_table(found: Mapping[str, Any]) -> str:
     at = model.fitted(found)
-    said = {
+    values = {
         "`m`, a message of a round, at one end": _time(at.message),
         "`r`, of a round, for each rank of the job": _time(at.rank),
         "`c`, a client that connects to the store": _time(at.meet),
@@ -121,7 +120,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
         [
             "| constant | fitted |",
             "|---|---|",
-            *(f"| {name} | {value} |" for name, value in said.items()),
+            *(f"| {name} | {value} |" for name, value in values.items()),
         ]
     )
 
@@ -136,7 +135,7 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _time(seconds: float) -> str:
-    """Two digits: predictions are not better."""
+    """Format a time with two digits, the precision of predictions."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if seconds >= scale:
             return f"{float(f'{seconds / scale:.2g}'):,g} {unit}"

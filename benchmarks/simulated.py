@@ -26,28 +26,28 @@ from farandole.net.handshake import Session, new_secret
 from farandole.net.store import StoreClient, StoreServer
 from farandole.net.store.frames import GATHER, packed
 
-MESSAGE = bytes(17)  # of a rank that posts one known collective
+MESSAGE = bytes(17)  # bytes of a rank's post of one known collective
 
 
 class Round(NamedTuple):
-    """The work of one round, in seconds. ``path``: of all ranks along the longest way through the
-    ranks, one after the other; ``steps``: how often the network's latency comes on top.
+    """The work of one round, in seconds. ``path``: the work along the longest path through the
+    ranks; ``steps``: the number of network latencies to add.
     """
 
     ranks: int
-    connections: int  # of the rank with the most
+    connections: int  # of the busiest rank
     path: float
     steps: int
 
 
 @contextlib.contextmanager
 def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
-    """The boards of ``size`` ranks over TCP on the loopback interface; ``direct``: each is
-    connected with each.
+    """Provide the boards of ``size`` ranks over TCP on the loopback interface; ``direct``: fully
+    connected.
     """
     few, pause = overlay.DIRECT, forwarding.RELAY_SECONDS
     overlay.DIRECT = size if direct else 1
-    forwarding.RELAY_SECONDS = 3600.0  # no rank computes here
+    forwarding.RELAY_SECONDS = 3600.0  # ranks do not compute here
     made: list[TcpBoard] = []
     try:
         places = [overlay.overlay(rank, size) for rank in range(size)]
@@ -67,7 +67,7 @@ def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
 
 
 def _pair() -> tuple[Session, Session]:
-    """Both ends of a connection."""
+    """Return both ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
@@ -78,11 +78,11 @@ def _pair() -> tuple[Session, Session]:
 
 
 def measure(size: int, *, direct: bool, repetitions: int = 9) -> Round:
-    """Rounds in which all ranks post the same, as in a training step. Of each rank's times the
-    least: other programs on this machine only add to them.
+    """Measure rounds in which all ranks post the same calls, as in a training step. Each rank's
+    time is its minimum, because other programs only add to it.
     """
     with boards(size, direct=direct) as made:
-        _round(made)  # the first one grows buffers
+        _round(made)  # the first round grows buffers
         times = [_round(made) for _ in range(repetitions)]
         widest = max(len(each._peers) for each in made)
         up, down = (
@@ -95,8 +95,8 @@ def measure(size: int, *, direct: bool, repetitions: int = 9) -> Round:
 
 
 def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
-    """Each rank's seconds: first all post; then, of a tree, the leaves' messages go up and all of
-    them down, where numbers grow.
+    """Return each rank's seconds. First all ranks post; then, in a tree, messages go up from the
+    leaves and back down.
     """
     size = len(made)
     up, down = [0.0] * size, [0.0] * size
@@ -115,8 +115,8 @@ def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
 
 
 def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
-    """The work along the longest way from a leaf to the root and from there to a leaf; its number
-    of messages.
+    """Return the work along the longest path from a leaf to the root and back to a leaf, and its
+    number of messages.
     """
     size = len(up)
     above = [overlay.overlay(rank, size).subtrees for rank in range(size)]
@@ -132,8 +132,8 @@ def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
 
 
 class Meeting(NamedTuple):
-    """Seconds that a store takes for ``ranks`` clients: ``connect`` until all are connected, and
-    ``exchange`` for each exchange, in which every client writes a value and reads all values.
+    """The seconds of a store for ``ranks`` clients: ``connect`` until all are connected, and
+    ``exchange`` per exchange, in which every client writes a value and reads all values.
     """
 
     ranks: int
@@ -151,7 +151,7 @@ sys.stdin.read()
 
 
 def meeting(size: int) -> Meeting:
-    """A store in a process of its own, and ``size`` clients in this one."""
+    """Measure a store in a separate process with ``size`` clients in this one."""
     secret = new_secret()
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVE, secret],
@@ -188,8 +188,8 @@ def meeting(size: int) -> Meeting:
 
 
 def connection(size: int) -> float:
-    """Seconds of work, at both ends together, for one connection of a mesh: of ``size`` ranks,
-    threads here.
+    """Return the seconds of work at both ends for one connection of a mesh of ``size`` ranks, which
+    are threads.
     """
     secret = new_secret()
     store = StoreServer(secret)

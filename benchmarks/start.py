@@ -20,7 +20,7 @@ REPETITIONS = 11
 
 
 def commands(size: int) -> dict[str, list[str]]:
-    """Both jobs join all ranks and leave again."""
+    """Return the commands: both jobs connect all ranks and leave."""
     python = sys.executable
     run = [python, "-m", "farandole.cli", "run", "-np", str(size)]
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
@@ -32,7 +32,7 @@ def commands(size: int) -> dict[str, list[str]]:
 
 
 def cases(size: int, quick: bool) -> Iterator[Case]:
-    # torchrun leaves its logs behind
+    # torchrun does not remove its logs
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         turns = {name: partial(run, command, folder) for name, command in commands(size).items()}
         samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)

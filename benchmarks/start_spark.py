@@ -30,8 +30,7 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
     spark.sparkContext.setLogLevel("OFF")
     try:
         turns = {name: quietly(run) for name, run in contenders(spark.sparkContext, size).items()}
-        # The first of each is not measured: it waits for executors, and for Python to start on
-        # them.
+        # The first job of each is not measured: it waits for executors and their Python.
         samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
         yield Case("start", f"no-op job on Spark, {size} ranks", samples)
     finally:
@@ -74,7 +73,7 @@ def contenders(context: Any, size: int) -> dict[str, Callable[[], Any]]:
 
 
 def quietly(run: Callable[[], Any]) -> Callable[[], None]:
-    """``run`` without its output: both runners print."""
+    """Call ``run`` without its output: both runners print."""
 
     def silent() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -1,6 +1,6 @@
 """The cost of starting by ssh: a no-op job with a rank on each of several hosts (namespaces of this
-machine), compared with the same ranks on one host without ssh, and with ssh alone to all hosts at
-once. Runs in the driver.
+machine), compared with the same ranks on one host without ssh, and with ssh alone to all hosts
+simultaneously. Runs in the driver.
 """
 
 from __future__ import annotations

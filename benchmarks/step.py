@@ -1,5 +1,5 @@
-"""A whole training step: alone, and with the gradients of all ranks averaged by ours or by the
-framework's own way.
+"""A whole training step: in one process, and with the gradients of all ranks averaged by Farandole
+or by the framework.
 """
 
 from __future__ import annotations

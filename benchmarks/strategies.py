@@ -1,9 +1,8 @@
-"""Strategies and codecs where something is slow: one of the ranks, or the link between hosts. Runs
-on every rank.
+"""Strategies and codecs with a slow rank, or with a slow link between hosts. Runs on every rank.
 
-A net learns scikit-learn's digits. A slow rank sleeps in each step, as long as a computation
-elsewhere would take; so do the others, for a third of the time. It is always the last rank that is
-slow, or each for one step of it.
+A network learns scikit-learn's digits. Ranks sleep in each step in place of a longer computation,
+and a slow rank sleeps three times as long. The slow rank is always the last one, or each rank in
+turn for one step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 import farandole.torch as hvd
-from benchmarks.crew import Plan, tell
+from benchmarks.crew import Plan, emit
 from benchmarks.problems import USUAL, accuracy, digits, net, setting_of
 from benchmarks.samples import Run, parts
 from benchmarks.steps.torch import Team
@@ -26,11 +25,11 @@ from farandole.strategies.specs import ALLREDUCE, strategy_of
 
 RANK = (ALLREDUCE, "ps", "ps:1,backup=1", "ps_async", "ssp:3", "gossip_async")
 LINK = (ALLREDUCE, "int8", "local_sgd:8", "diloco:8", "topk:0.02", "onebit", "powersgd:2")
-STEP, SLOWER = 0.04, 3  # seconds of a step, and how many times as many where it is slow
+STEP, SLOWER = 0.04, 3  # seconds of a step, and the factor of a slow rank
 SECONDS, STEPS = 10.0, 555  # of a run with a slow rank, and with a slow link
-RANK_WIDTH, LINK_WIDTH = 256, 640  # of the net: its gradients are 0.2 and 1 MiB
+RANK_WIDTH, LINK_WIDTH = 256, 640  # of the network: its gradients are 0.2 and 1 MiB
 BATCH = USUAL.batch  # rows of all ranks
-WARM_UP, KEEP, TELL = 3, 5, 5.0  # steps, steps between weights that are kept, seconds between lines
+WARM_UP, KEEP, REPORT = 3, 5, 5.0  # steps, steps between kept weights, seconds between reports
 STAYS, MOVES = "the last rank is three times slower", "each rank in turn is three times slower"
 
 
@@ -49,7 +48,7 @@ def cases(team: Team, plan: Plan) -> Iterator[Run]:
 
 
 def chosen(plan: Plan, usual: Sequence[str]) -> list[str]:
-    """All-reduce first, which the others are compared with."""
+    """Return the specs, beginning with all-reduce, the baseline."""
     return list(dict.fromkeys((ALLREDUCE, *plan.only))) if plan.only else list(usual)
 
 
@@ -82,7 +81,7 @@ def _normalized(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list
 
 
 class Trainer:
-    """A rank's net, with which it takes steps; rank 0 keeps weights of the way."""
+    """A rank's network and its steps; rank 0 keeps intermediate weights."""
 
     def __init__(self, name: str, spec: str, width: int, seed: int) -> None:
         strategy, codec = parts(spec)
@@ -98,9 +97,9 @@ class Trainer:
         for _ in range(WARM_UP):
             self._train()
         self._ignored = self._dropped()
-        # not a barrier: who was left out of a step pushes once more, and would wait for the others
+        # not a barrier: a rank left out of a step pushes once more, and would wait for the others
         hvd.join()
-        self.steps, self._begin, self._told = 0, time.monotonic(), 0.0
+        self.steps, self._begin, self._reported = 0, time.monotonic(), 0.0
         self._keep()
 
     @property
@@ -108,17 +107,17 @@ class Trainer:
         return time.monotonic() - self._begin
 
     def step(self, share: float) -> None:
-        """``share``: of the run, so far."""
+        """Take a step. ``share``: the completed fraction of the run."""
         self._train()
         self.steps += 1
         if hvd.rank() == 0 and self.steps % KEEP == 0:
             self._keep()
-        if hvd.rank() == 0 and self.seconds >= self._told + TELL:
-            self._told = self.seconds
-            tell(f"{self.name}, {self.spec}: {share:.0%}, {self.steps} steps")
+        if hvd.rank() == 0 and self.seconds >= self._reported + REPORT:
+            self._reported = self.seconds
+            emit(f"{self.name}, {self.spec}: {share:.0%}, {self.steps} steps")
 
     def run(self, seconds: float) -> Run:
-        """Return the results of a run of so many seconds. Collective."""
+        """Return the results of a run of ``seconds``. Collective."""
         if not isinstance(self.strategy, str):
             self.optimizer.average_weights()
         self._kept.append((seconds, self._weights()))
@@ -165,7 +164,7 @@ class Trainer:
 
 
 def with_a_slow_rank(name: str, spec: str, seconds: float, seed: int) -> Run:
-    """Every rank takes as many steps as it can."""
+    """Train for ``seconds``: every rank takes as many steps as it can."""
     trainer = Trainer(name, spec, RANK_WIDTH, seed)
     while trainer.seconds < seconds:
         time.sleep(STEP * (SLOWER if is_slow(name, trainer.seconds) else 1))
@@ -181,7 +180,9 @@ def is_slow(name: str, seconds: float) -> bool:
 
 
 def over_a_link(name: str, spec: str, steps: int, seed: int) -> Run:
-    """All ranks take so many steps, as fast as they can; the learning rate falls to 0."""
+    """Train for ``steps``: all ranks take them as fast as they can; the learning rate decays to
+    0.
+    """
     trainer = Trainer(name, spec, LINK_WIDTH, seed)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, steps)
     for step in range(steps):

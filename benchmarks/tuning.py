@@ -28,13 +28,13 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         """Return the values that differ from the first setting, or all if none does."""
         names = ("batch of", "Arrow batch of", "partitions:", "threads:")
-        told = [
+        changed = [
             f"{name} {value}"
             for name, value, usual in zip(names, self, Setting(), strict=True)
             if value != usual
         ]
         every = [f"{name} {value}" for name, value in zip(names, self, strict=True)]
-        return ", ".join(told or every)
+        return ", ".join(changed or every)
 
 
 SETTINGS = (
@@ -73,7 +73,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def turn(spark: Any, frame: Any, work: Work, setting: Setting) -> Callable[[], Any]:
-    """A DataFrame with predictions, not computed."""
+    """Return a lazy DataFrame with predictions."""
     import torch
 
     from farandole.inference import predict_udf
@@ -83,7 +83,7 @@ def turn(spark: Any, frame: Any, work: Work, setting: Setting) -> Callable[[], A
     predict = predict_udf(work.make().eval(), **options)
 
     def made() -> Any:
-        spark.conf.set(ARROW, setting.arrow)  # for queries planned from here on
+        spark.conf.set(ARROW, setting.arrow)  # for queries planned from now on
         return frame.withColumn("y", predict("x"))
 
     return made

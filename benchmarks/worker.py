@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from benchmarks.crew import Plan, tell
+from benchmarks.crew import Plan, emit
 from benchmarks.steps import FRAMEWORKS
 
 
@@ -26,20 +26,20 @@ def main() -> None:
         watch_the_parent(Path(plan.rendezvous).parent)
     cores = sorted(os.sched_getaffinity(0))
     if FRAMEWORKS[plan.framework].one_core and plan.size <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})  # before the framework counts them
+        os.sched_setaffinity(0, {cores[rank]})  # before the framework counts the cores
 
     benchmarks = [importlib.import_module(f"benchmarks.{name}") for name in plan.benchmarks]
     team = importlib.import_module(f"benchmarks.steps.{plan.framework}").connect(rank, plan)
     for benchmark in benchmarks:
         for case in benchmark.cases(team, plan):
             if rank == 0:
-                tell(case)
+                emit(case)
     team.close()
 
 
 def watch_the_parent(folder: Path) -> None:
-    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks
-    run on. Its temporary folder goes too, in case it had no time for that.
+    """Exit with the process that hosts the store, because mpirun alone would let the ranks
+    continue. Also remove its temporary folder, in case it could not.
     """
     from farandole.errors import HorovodInternalError
     from farandole.net.store import StoreClient

@@ -241,7 +241,7 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
     assert len(between) == 2
     if len(os.sched_getaffinity(0)) > 1:
         assert min(between) > 0
-        assert cores.told(*between) in done.stderr
+        assert cores.comparison(*between) in done.stderr
     assert [each["name"] for each in found["cases"]] == names
     for each in found["cases"]:
         expected = {ALONE, TOGETHER, OURS, DDP} if each["benchmark"] == "step" else {OURS, GLOO}
@@ -256,9 +256,9 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
 
 
 def test_measurements_of_a_changing_machine_are_reported() -> None:
-    assert cores.told(36e9, 35e9).endswith("at 36 GB/s before, 35 GB/s after")
-    assert "Run it again" in cores.told(36e9, 11e9)
-    assert cores.told(None, None) == ""
+    assert cores.comparison(36e9, 35e9).endswith("at 36 GB/s before, 35 GB/s after")
+    assert "Run it again" in cores.comparison(36e9, 11e9)
+    assert cores.comparison(None, None) == ""
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

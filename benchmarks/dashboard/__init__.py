@@ -1,1 +1,1 @@
-"""The server of the page under load: ``python -m benchmarks.dashboard``."""
+"""The dashboard's server under load: ``python -m benchmarks.dashboard``."""

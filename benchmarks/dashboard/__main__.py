@@ -1,8 +1,8 @@
-"""Time and memory of the page's server: ``python -m benchmarks.dashboard``.
+"""Time and memory of the dashboard's server: ``python -m benchmarks.dashboard``.
 
 Writes runs, curves and a log of 1 GB into a temporary folder (about 2 GB; ``--quick``: a tenth),
-starts ``farandole dashboard``, and measures its answers over the network. Where a machine has other
-work, the processor time of the server tells more than the time of an answer.
+starts ``farandole dashboard``, and measures its answers over the network. On a busy machine, the
+server's processor time is more reliable than the response time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speed of the page in headless Chromium: ``python -m benchmarks.dashboard.browser``.
 
-Needs Chromium and Playwright, as the tests of the page do. Times are of what a person sees: from an
-input until the frame after the change. Frames are counted while a script zooms and moves at every
-frame; headless Chromium draws at most 60 in a second.
+Needs Chromium and Playwright, as the tests of the page do. Times are measured as a user perceives
+them: from an input to the frame after the change. Frames are counted while a script zooms and moves
+at every frame; headless Chromium draws at most 60 in a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An elastic job whose ranks are killed at random: ``python -m benchmarks.elastic.chaos --faults
 1000``.
 
-Checks that no committed step is lost or applied twice, that the job ends by itself with the
-expected state, and that no process is left. Measures the time from a kill to the next step.
+Checks that no committed step is lost or applied twice, that the job ends without intervention with
+the expected state, and that no process is left. Measures the time from a kill to the next step.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Outcome(NamedTuple):
 
     - ``seconds``: The times from each kill to the next step, in seconds.
     - ``joins``: The pauses of rank 0 between two steps while ranks joined, in seconds.
-    - ``kept``: The steps by the number that undisturbed ranks would have made; nan if the faults
-      follow too closely to know it.
+    - ``kept``: The steps as a fraction of the steps of undisturbed ranks; nan if the faults are
+      too frequent to estimate it.
     - ``faults``: A sentence for each fault; none for a perfect trial.
     """
 
@@ -128,7 +128,7 @@ def _pids(folder: Path) -> dict[int, int]:
     for path in folder.glob("pid.*"):
         with contextlib.suppress(ValueError, OSError):
             pid = int(path.read_text())
-            # A long trial sees numbers of its dead processes again; a zombie has no command line.
+            # In a long trial the pids of dead processes are reused; a zombie has no command line.
             if str(folder) in Path(f"/proc/{pid}/cmdline").read_text():
                 found[int(path.suffix[1:])] = pid
     return found
@@ -185,7 +185,9 @@ def _disturb(
 
 
 def _servers(job: int) -> list[int]:
-    """Return the pids of the job's server processes that have had time to copy the state."""
+    """Return the pids of the job's server processes that are old enough to hold a copy of the
+    state.
+    """
     found = []
     for process in psutil.Process(job).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -261,11 +263,11 @@ def pauses(lines: Sequence[Line], killed: Sequence[float]) -> list[float]:
 
 
 def kept_throughput(lines: Sequence[Line], killed: Sequence[float], calm: float = 10.0) -> float:
-    """Return the steps made from the first kill to the last step, by the number that undisturbed
-    ranks would have made in that time, or nan if fewer than 100 steps are undisturbed.
+    """Return the steps from the first kill to the last step as a fraction of those that undisturbed
+    ranks would have taken, or nan if fewer than 100 steps are undisturbed.
 
-    A step is undisturbed if no rank was killed in the ``calm`` seconds before its end. So the time
-    in which a new process is started counts against the disturbed job.
+    A step is undisturbed if no rank was killed in the ``calm`` seconds before its end. The start of
+    a new process therefore counts against the disturbed job.
     """
     first = dict[int, float]()
     for line in lines:

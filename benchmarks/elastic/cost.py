@@ -1,9 +1,9 @@
 """The cost of elasticity without faults: ``python -m benchmarks.elastic.cost``.
 
 Steps of a job of 2 ranks (by default on 2 hosts joined by a link of 10 Gbit/s; root) are timed in
-turns: without a commit, with a commit of a small state, and with a commit whose own values are
+turns: without a commit, with a commit of a small state, and with a commit whose per-rank values are
 copied to the other host. A part of these values changes in each step. Each rank computes with
-numpy, so that the threads that copy compete with the step.
+numpy, so that the copying threads compete with the step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Trainings that are disturbed at random, against the undisturbed ones: ``python -m
+"""Randomly disturbed trainings, compared with undisturbed ones: ``python -m
 benchmarks.elastic.exactness --histories 200``.
 
-A history is a short training of a convolutional network with BatchNorm, dropout, momentum, random
-changes of the pictures and shuffled data, in a job of up to 4 ranks with ``--fixed-global-batch``.
-In each, a random rank is killed (SIGKILL) at a random place of a random step, and new ranks join
-when they are ready. Weights, statistics and momentum at the end of each history have to be equal,
-in all bits, to the ones of a job with one rank.
+A history is a short training of a convolutional network with BatchNorm, dropout, momentum,
+augmentation and shuffled data, in a job of up to 4 ranks with ``--fixed-global-batch``. In each, a
+random rank is killed (SIGKILL) at a random point of a random step, and new ranks join when they are
+ready. Weights, statistics and momentum at the end of each history must be bit-identical to the
+results of one rank.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Trial(NamedTuple):
 
 
 def trial(histories: int, seed: int = 0) -> Trial:
-    """Run trainings until ``histories`` of them were disturbed, then the same ones undisturbed, and
-    compare them.
+    """Run trainings until ``histories`` of them were disturbed, repeat them undisturbed, and
+    compare the results.
 
     ``seed``: for data, weights and kills.
     """
@@ -188,7 +188,9 @@ def _run(folder: Path, ranks: int, seed: int, histories: int, most: int) -> list
 
 
 def _ends(folder: Path) -> dict[int, tuple[str, bool, int]]:
-    """Return the digest of each history, whether it was disturbed, and its last number of ranks."""
+    """Return, for each history, its digest, whether it was disturbed, and its final number of
+    ranks.
+    """
     found = {}
     for line in (folder / "log").read_text().splitlines():
         history, digest, changed, size = line.split()

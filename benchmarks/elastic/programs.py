@@ -1,7 +1,7 @@
-"""The programs of the test with random kills, one for each framework.
+"""The programs for random kills, one for each framework.
 
-Each applies one step after another whose sum is known: after n steps, the state holds n, whatever
-the ranks were. A program writes a line to the log when it begins, commits and ends.
+Each takes steps with a known sum: after n steps, the state holds n, regardless of the ranks. A
+program writes a line to the log when it begins, commits and ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def started():
     with open(f"{folder}/pid.{os.environ['FARANDOLE_MEMBER']}", "w") as pid:
         pid.write(str(os.getpid()))
 """
-# for programs with a loop of their own: they define ``state``, ``advance`` and ``total``
+# the loop of programs that define ``state``, ``advance`` and ``total``
 _LOOP = """
 started()
 @elastic.run
@@ -34,7 +34,7 @@ def train(state):
 train(state)
 say(f"end:{total(state)}", state.step)
 """
-# with parameter servers: each push adds 1, and is logged when it has been acknowledged
+# with parameter servers: each push adds 1, and is logged once acknowledged
 _SERVERS = """
 import numpy as np
 import farandole.numpy as hvd
@@ -131,7 +131,7 @@ def total(state):
     return float(state.weights[0])
 """,
 }
-# ``fit`` keeps its state itself; the callbacks only look on
+# ``fit`` keeps its state; the callbacks only observe
 _FIT = """
 import numpy as np
 import keras
@@ -178,7 +178,7 @@ def program(framework: str) -> str:
 
 
 def environment_of(framework: str) -> dict[str, str]:
-    """Return the environment variables for its processes."""
+    """Return the environment variables of the program's processes."""
     kind, _, backend = framework.partition("-")
     few = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     return {**few, "KERAS_BACKEND": backend} if kind == "keras" else few

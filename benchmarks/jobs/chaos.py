@@ -1,8 +1,8 @@
 """Short runs in a queue whose supervisor, runners and ranks are killed: ``python -m
 benchmarks.jobs.chaos --runs 1000``.
 
-Checks at the end that each attempt started at most once and never two of a run at a time, that all
-runs ended, that they began in the order of submission, and that nothing is left.
+Checks at the end that each attempt started at most once, that attempts of a run never overlapped,
+that all runs ended and began in the order of submission, and that no process or file is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from farandole.jobs.supervisor.index import Index
 from farandole.jobs.supervisor.wake import ensure_running, running_pid
 
 KINDS = ("supervisor", "runner", "rank")
-# A rank appends its beginning and its end to a file that all runs share.
+# A rank appends its start and its end to a file shared by all runs.
 _PROGRAM = """
 import os, sys, time
 def say(what):
@@ -107,7 +107,7 @@ def trial(runs: int, interval: float, seed: int, place: Path, seconds: float = 3
 
 @contextlib.contextmanager
 def _environment(place: Path) -> Iterator[None]:
-    """Lead this process and its supervisors to a home below ``place``."""
+    """Let this process and its supervisors use a home under ``place``."""
     wanted = {HOME_VARIABLE: str(place / "home"), "XDG_STATE_HOME": str(place / "state")}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -123,7 +123,7 @@ def _environment(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_supervisor() -> Iterator[None]:
-    """Let runs enter the queue while no supervisor is started."""
+    """Queue runs within the context without starting a supervisor."""
     original = submission.ensure_running
     submission.ensure_running = lambda home: None
     try:
@@ -169,7 +169,8 @@ def _victim(
                 runners[claimant.pid] = folder
     if not runners or kind == "runner":
         return draw.choice(list(runners)) if runners else None
-    # A run whose rank is killed twice is not retried: twice the same failure without progress.
+    # A run whose rank is killed twice is not retried: this is the same failure twice without
+    # progress.
     ranks = [
         (pid, run) for pid, run in of_runs(home) if pid not in runners and run and run not in struck
     ]
@@ -206,7 +207,7 @@ def _end(pid: int | None) -> bool:
 
 
 def _await_quiet(home: RunsHome) -> None:
-    """Wait until only the supervisor is left, at most 30 seconds, and it has looked once more."""
+    """Wait at most 30 seconds until only the supervisor is left and has polled once more."""
     deadline = time.monotonic() + 30
     ensure_running(home)
     while time.monotonic() < deadline:
@@ -217,7 +218,7 @@ def _await_quiet(home: RunsHome) -> None:
 
 
 def parsed(text: str) -> list[Start]:
-    """Return the starts that the ranks' file has, in their order. Pure."""
+    """Return the starts in the ranks' file, in order. Pure."""
     begun: dict[tuple[str, str], list[Any]] = {}
     found: list[list[Any]] = []
     for line in text.splitlines():

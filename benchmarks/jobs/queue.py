@@ -26,7 +26,7 @@ from farandole.jobs.submission import Submission, submit
 from farandole.jobs.supervisor.wake import ensure_running, running_pid, wake
 
 MANY = 10_000  # runs in the list
-IDLE_SECONDS = 30.0  # for which the idle supervisor is watched
+IDLE_SECONDS = 30.0  # seconds for which the idle supervisor is watched
 _PROGRAM = "import sys, time; open(sys.argv[1], 'w').write(str(time.time()))"
 
 
@@ -98,7 +98,7 @@ def idle_supervisor(home: RunsHome, seconds: float) -> str:
 
 
 def proportional_memory(pid: int) -> int:
-    """Return the bytes of a process, with its share of memory that others use too."""
+    """Return the bytes of a process, with its share of shared memory (PSS)."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return next(
         int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")
@@ -129,7 +129,7 @@ def listing(home: RunsHome, runs: int, repetitions: int) -> Case:
 
 
 def copies(run: RunFolder, number: int) -> None:
-    """Copy the records of a run, which has ended, so often."""
+    """Copy the records of an ended run ``number`` times."""
     parent = os.path.dirname(run.path)
     submitted = run.submitted()
     for each in range(number):

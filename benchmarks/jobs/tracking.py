@@ -1,4 +1,4 @@
-"""The cost of one metric in the thread that trains, next to other trackers, and of reading many
+"""The cost of one metric in the training thread, compared with other trackers, and of reading many
 runs: ``python -m benchmarks.jobs.tracking``.
 """
 
@@ -109,7 +109,7 @@ TRACKERS: dict[str, Callable[[str], Log | None]] = {
 
 
 def reading(folder: str, runs: int) -> Case:
-    """Return the seconds to read all metrics of ``runs`` runs, for the first time and again."""
+    """Return the seconds to read all metrics of ``runs`` runs, the first time and the second."""
     from farandole.jobs import metrics
 
     names = [f"metric{number}" for number in range(METRICS)]
@@ -135,7 +135,7 @@ def reading(folder: str, runs: int) -> Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs.tracking")
-    parser.add_argument("--quick", action="store_true", help="few samples, to try it out")
+    parser.add_argument("--quick", action="store_true", help="few samples, for a trial")
     for case in cases(parser.parse_args().quick):
         print(case.name)
         for name, seconds in case.samples.items():

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.pictures.style import Drawing
 
-STROKES = ("", "8 3", "2 3", "9 3 2 3", "5 2", "3 2", "12 3")  # a line is known without its colour
+# for readers who cannot distinguish the colours
+STROKES = ("", "8 3", "2 3", "9 3 2 3", "5 2", "3 2", "12 3")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Strategies by the partners of an exchange and by the moment of it."""
+"""Strategies by the partners and the moment of an exchange."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The program of the timeline's picture: digits on two ranks. Rank 1 has the larger batches, so
-the other one waits for it in every step.
+"""The program of the timeline's picture: digits on two ranks. Rank 1 has larger batches, so rank 0
+waits for it in every step.
 """
 
 from __future__ import annotations

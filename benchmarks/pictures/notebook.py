@@ -22,7 +22,7 @@ def record(folder: Path) -> None:
     statuses: list[str] = []
 
     class Client(nbclient.NotebookClient):  # type: ignore[misc]
-        """Keeps every text of the status, which later ones replace in the cell."""
+        """A client that keeps every text of the status, including those replaced in the cell."""
 
         def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
             if msg["msg_type"] in ("display_data", "update_display_data"):

@@ -38,7 +38,7 @@ def draw(folder: Path) -> str:
 
 
 def speeds(documents: list[dict[str, Any]], title: str, contender: str) -> list[tuple[int, float]]:
-    """Return (ranks, samples per second of all ranks); one rank is a process by itself."""
+    """Return (ranks, samples per second of all ranks); one rank is a single process."""
     points = []
     for document in documents:
         (case,) = (each for each in document["cases"] if each["name"] == title)

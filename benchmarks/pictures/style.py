@@ -1,7 +1,7 @@
 """The common style of the pictures: SVG that follows the reader's light or dark mode.
 
-The palette follows Okabe and Ito, whose colours colour-blind readers can tell apart, with each
-colour darkened or lightened until it is legible on its background.
+The palette follows Okabe and Ito, whose colours are distinguishable for colour-blind readers. Each
+colour is darkened or lightened for legibility on its background.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ STYLE = (
 class Drawing:
     """An SVG picture that is built element by element.
 
-    - ``title``, ``description``: What screen readers say, and what a pointer shows.
+    - ``title``, ``description``: The text for screen readers, and for a pointer's tooltip.
     """
 
     def __init__(self, width: int, height: int, title: str, description: str) -> None:

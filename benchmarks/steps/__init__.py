@@ -1,9 +1,9 @@
 """A training step in each framework: one file per framework, named for it.
 
-``connect(rank, plan)`` of such a file joins this process to the job and, if the framework has its
-own way to exchange gradients, to the framework's job; it returns a ``Team``. All frameworks train
-the same models: an MLP and a convolutional network on random images, with batches of 32, SGD with
-momentum, and one thread.
+``connect(rank, plan)`` of such a file joins this process to the job and, if the framework itself
+can exchange gradients, to the framework's job; it returns a ``Team``. All frameworks train the same
+models: an MLP and a convolutional network on random images, with batches of 32, SGD with momentum,
+and one thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Team(Protocol):
     """The contenders of one framework, connected in this process."""
 
     def turns(self, model: str) -> Mapping[str, Callable[[], object]]:
-        """Per contender, a function that takes one training step on this rank, and returns when it
-        is done.
+        """Return, per contender, a function that takes one training step on this rank, and returns
+        when it is done.
         """
 
     def close(self) -> None: ...
@@ -35,7 +35,7 @@ class Framework(NamedTuple):
 
     packages: tuple[str, ...]
     environment: Mapping[str, str] = {}  # set before it is imported
-    one_core: bool = False  # it takes as many threads as it sees cores: "one process" would be two
+    one_core: bool = False  # it uses as many threads as visible cores: "one process" would use two
 
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -53,7 +53,7 @@ FRAMEWORKS = {
 
 
 def meet(rank: int, size: int) -> list[str]:
-    """A host and port of every rank, that the framework's own servers may listen on."""
+    """Return a host and port of every rank, for the framework's servers."""
     from farandole.net.store import StoreClient
 
     store = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])

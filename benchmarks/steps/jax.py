@@ -101,7 +101,7 @@ def connect(rank: int, plan: Plan) -> Team:
 def over_all(
     mesh: Any, copied: Any, values: dict[str, Any], images: Any, labels: Any
 ) -> tuple[Any, Any, Any]:
-    """Parameters that every device has, and one batch per device."""
+    """Return replicated parameters, and one batch per device."""
     dealt = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ranks"))
     local = jax.make_array_from_process_local_data
     everywhere = {name: local(copied, value, value.shape) for name, value in values.items()}
@@ -111,8 +111,8 @@ def over_all(
 def trainer(
     values: dict[str, Any], images: Any, labels: Any, place: Any, name: str
 ) -> Callable[[], object]:
-    """A function that takes one step. ``place``: where the parameters are, and the optimizer's
-    state has to be.
+    """Return a function that takes one step. ``place``: the sharding of the parameters and the
+    optimizer's state.
     """
     optimizer = optax.sgd(LEARNING_RATE, MOMENTUM)
     if name == OURS:

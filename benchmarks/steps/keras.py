@@ -65,7 +65,7 @@ def connect(rank: int, plan: Plan) -> Team:
 def trainer(
     model: Any, images: torch.Tensor, labels: torch.Tensor, name: str
 ) -> Callable[[], object]:
-    """A function that takes one step, as a custom loop does."""
+    """Return a function that takes one step, as a custom loop does."""
     optimizer: Any = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
     if name == OURS:
         optimizer = hvd.DistributedOptimizer(optimizer)

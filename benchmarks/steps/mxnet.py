@@ -1,4 +1,4 @@
-"""MXNet, without another contender: its own way needs servers."""
+"""MXNet, without another contender: its distributed training needs servers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def connect(rank: int, plan: Plan) -> Team:
 
 
 def trainer(net: Any, images: Any, labels: Any, name: str) -> Callable[[], object]:
-    """A function that takes one step."""
+    """Return a function that takes one step."""
     options = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
     parameters = net.collect_params()
     if name == OURS:

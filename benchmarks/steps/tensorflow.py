@@ -60,7 +60,9 @@ class Team:
 
 
 def connect(rank: int, plan: Plan) -> Team:
-    """The strategy comes first: it can only be made before TensorFlow has done anything."""
+    """Connect. The strategy is created first, because TensorFlow requires it before any
+    operation.
+    """
     task = {"type": "worker", "index": rank}
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": meet(rank, plan.size)}, "task": task}
@@ -74,7 +76,7 @@ def connect(rank: int, plan: Plan) -> Team:
 def trainer(
     model: Any, images: Any, labels: Any, name: str, strategy: Any = None
 ) -> Callable[[], object]:
-    """A function that takes one step, as a custom loop does."""
+    """Return a function that takes one step, as a custom loop does."""
     optimizer = tf_keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
     optimizer.build(model.trainable_variables)
     count = strategy.num_replicas_in_sync if strategy else 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mlp() -> nn.Module:
-    """4.2 million parameters."""
+    """Return an MLP with 4.2 million parameters."""
     return nn.Sequential(
         nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
@@ -50,7 +50,7 @@ class Team:
     """See ``steps.Team``."""
 
     def __init__(self, peers: list[Any]) -> None:
-        self.peers = peers  # connected: all that DDP needs of them
+        self.peers = peers  # connected: sufficient for DDP
 
     def turns(self, model: str) -> dict[str, Callable[[], object]]:
         make, shape = MODELS[model]

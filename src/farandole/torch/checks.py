@@ -247,9 +247,8 @@ _EARLY = 2  # steps; a program that only tries a step takes fewer
 _AGAIN = 5  # steps until rank 0 checks again for the digests of other ranks
 _WATCHED = 32  # optimizers at most; some programs create many short-lived ones
 
-distributed: weakref.WeakSet[Any] = (
-    weakref.WeakSet()
-)  # optimizers that exchange gradients or weights
+# optimizers that exchange gradients or weights
+distributed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class UnwrappedWatch:
