@@ -1,4 +1,4 @@
-"""Stops the installation in an environment that has a distribution of Microsoft's SDK."""
+"""A build hook that refuses environments with a distribution of Microsoft's SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class AloneHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Checks the environment of the interpreter that builds, which is the one of ``pip``."""
+    """Checks the environment of the building interpreter, which is ``pip``'s."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Raise ImportError if the environment has a distribution named ``azureml-*``."""

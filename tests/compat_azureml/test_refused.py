@@ -1,4 +1,4 @@
-"""Parts of the SDK that are not carried over are refused with one line."""
+"""Parts of the SDK that are not supported are refused with one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The check that no distribution of Microsoft's SDK is installed.
 
-The build hook runs this file by itself, so it imports only the standard library. It reads the names
-of folders and opens no file, because every program that imports ``azureml`` waits for it.
+The build hook runs this file alone, so it imports only the standard library. It lists folders and
+opens no file, because the check delays every import of ``azureml``.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def fail_at_exit(cause: str) -> None:
 def _end_failed() -> None:
     """Set the exit code after ``fail()``.
 
-    Only ``os._exit`` sets it at this point, and handlers that were registered earlier do not run.
-    Therefore the import of this module registers this handler, before the handlers of the program.
+    At this point only ``os._exit`` sets it, which skips handlers registered earlier. The import of
+    this module therefore registers this handler before the program's handlers.
     """
     cause = _causes.get(os.getpid())
     if cause is not None:

@@ -46,7 +46,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
 
 
 def properties(folder: RunFolder, *, started: bool, interactive: bool) -> dict[str, str]:
-    """Return the properties of a run: the ones of Azure's service, then the program's own."""
+    """Return the properties of a run: first those that Azure's service sets, then the program's."""
     spec, submitted = folder.spec(), folder.submitted()
     found = {}
     if not interactive:
@@ -71,7 +71,7 @@ def properties(folder: RunFolder, *, started: bool, interactive: bool) -> dict[s
 
 
 def _target_type(name: str) -> str:
-    """Return the type of a target; ``amlcompute`` for a target that does not exist any more."""
+    """Return the type of a target; ``amlcompute`` for a deleted target."""
     from azureml.core.compute_target import ComputeTarget
     from azureml.core.workspace import Workspace
     from azureml.exceptions import ComputeTargetException

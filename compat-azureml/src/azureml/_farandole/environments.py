@@ -66,7 +66,7 @@ def report(environment: Environment, spec: EnvironmentSpec) -> None:
 
 
 def _is_chosen(environment: Environment) -> bool:
-    """Return whether the packages differ from the default, which has Python alone."""
+    """Return whether the packages differ from the default, which is only Python."""
     from azureml.core.conda_dependencies import CondaDependencies
 
     packages = environment.python.conda_dependencies

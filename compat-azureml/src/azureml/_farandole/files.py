@@ -46,7 +46,7 @@ class RunFiles:
         return {f"user_logs/{name}": os.path.join(root, name) for name in ordered}
 
     def log_urls(self) -> dict[str, str]:
-        """Return the addresses of all logs on Farandole's page by name.
+        """Return the addresses of all logs on Farandole's dashboard by name.
 
         They contain no token and no path of this host, because notebooks keep them in their output.
         """

@@ -142,7 +142,7 @@ def take_snapshot(folder: RunFolder, path: str) -> None:
 
 
 def end(folder: RunFolder, state: RunState, cause: str = "") -> None:
-    """End a run of this process; an ended run stays as it is.
+    """End a run of this process, unless it has already ended.
 
     If its outputs cannot be kept, a completed run ends as failed, and the error is raised.
     """
@@ -184,7 +184,7 @@ def _final_error(active: _Active) -> BaseException | None:
     """Return the error that ends the process; None without one.
 
     In a notebook or an interactive interpreter, ``sys.last_value`` is the last error of any cell.
-    It ends no run that began later, and in IPython it ends none if a later cell succeeded.
+    It does not affect runs that began later; in IPython, it affects none if a later cell succeeded.
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -198,6 +198,6 @@ def _keep_outputs(folder: RunFolder, active: _Active) -> None:
     for where, _, names in os.walk(active.watched):
         for name in names:
             path = os.path.join(where, name)
-            with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
+            with contextlib.suppress(FileNotFoundError):  # deleted since the listing
                 if os.path.isfile(path) and os.stat(path).st_mtime >= active.began - _CLOCKS:
                     files.add(folder, path, os.path.relpath(path, active.watched))

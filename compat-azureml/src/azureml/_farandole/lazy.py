@@ -1,4 +1,4 @@
-"""Packages whose names are imported with their first use."""
+"""Packages whose names are imported on first use."""
 
 from __future__ import annotations
 

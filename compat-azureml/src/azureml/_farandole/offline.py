@@ -1,4 +1,4 @@
-"""The run of a program that was started by hand, which prints metrics and records nothing."""
+"""The run of a program started outside of a job: it prints metrics and records nothing."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ class _OfflineRun(RunLogging):
         self._status = "Canceled"
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Accept the call: nothing is kept."""
+        """Accept the call: no values are kept."""
 
     def wait_for_completion(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the details at once."""
+        """Return the details immediately."""
         return self.get_details()
 
     def __enter__(self) -> _OfflineRun:

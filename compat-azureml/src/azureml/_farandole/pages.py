@@ -1,4 +1,4 @@
-"""Addresses on Farandole's page, and tables for notebooks."""
+"""Addresses of Farandole's dashboard, and tables for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the SDK that are not carried over, each with its replacement."""
+"""Names of the SDK that are not supported, each with its replacement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTEAD = {
 def refuse(name: str) -> NoReturn:
     """Raise ImportError with the replacement of a module, or of a name of a module."""
     module = name if name in INSTEAD else name.rpartition(".")[0]
-    raise ImportError(f"{name} is not carried over to Farandole; {INSTEAD[module]}", name=module)
+    raise ImportError(f"{name} is not supported by Farandole; {INSTEAD[module]}", name=module)
 
 
 def refused_names(module: str, names: Sequence[str]) -> Callable[[str], Any]:

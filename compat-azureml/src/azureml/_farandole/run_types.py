@@ -28,7 +28,7 @@ def type_of(folder: RunFolder) -> str | None:
 
 
 def is_interactive(folder: RunFolder) -> bool:
-    """Return whether the run is a process's own: ``start_logging`` or ``child_run`` started it."""
+    """Return whether ``start_logging`` or ``child_run`` started the run in a process."""
     return INTERACTIVE in (read_json(folder.file(FILE)) or {})
 
 

@@ -38,7 +38,7 @@ class Request(NamedTuple):
 def submit(
     config: ScriptRunConfig, experiment: Experiment, tags: Mapping[str, str], parent: str
 ) -> Run:
-    """Submit the run of a script and return it.
+    """Submit the run of a script, and return the run.
 
     Raises UserErrorException or SnapshotException, before anything is created, for a request that
     cannot succeed.

@@ -1,4 +1,4 @@
-"""Texts for people: the output of the SDK on stdout, notices on stderr."""
+"""Texts for users: the output of the SDK on stdout, notices on stderr."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _CLASSES = {"local": "AmlCompute", "ssh": "RemoteCompute", "slurm": "BatchComput
 class ComputeTarget:
     """A target of Farandole's jobs: ``farandole targets`` lists it, ``farandole submit`` uses it.
 
-    ``ComputeTarget(workspace, name)`` returns an object of the target's own class.
+    ``ComputeTarget(workspace, name)`` returns an object of the target's class.
     """
 
     _compute_type = "AmlCompute"
@@ -127,7 +127,7 @@ class ComputeTarget:
         return self.provisioning_state
 
     def wait_for_completion(self, show_output: bool = False, **kwargs: Any) -> None:
-        """Return at once: a target is ready when it is created."""
+        """Return immediately: a target is ready when created."""
         if show_output:
             say('Succeeded\nProvisioning operation finished, operation "Succeeded"')
 
@@ -145,7 +145,7 @@ class ComputeTarget:
             os.unlink(_facts_path(self._workspace, self.name))
 
     def detach(self) -> None:
-        """Delete the target's definition; its hosts stay as they are."""
+        """Delete the target's definition; its hosts are unchanged."""
         self.delete()
 
     def serialize(self) -> dict[str, Any]:

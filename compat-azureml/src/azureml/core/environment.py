@@ -85,7 +85,7 @@ class BuiltEnvironment:
         self.status = "Succeeded"
 
     def wait_for_completion(self, show_output: bool = True, **kwargs: Any) -> BuiltEnvironment:
-        """Return at once: the next run builds the environment."""
+        """Return immediately: the next run builds the environment."""
         return self
 
 
@@ -241,7 +241,7 @@ class Environment:
         return {name: Environment.get(workspace, name) for name in _registered(workspace)}
 
     def build(self, workspace: Workspace, image_build_compute: Any = None) -> BuiltEnvironment:
-        """Let the next run build the environment from its packages; the call itself builds none."""
+        """Let the next run build the environment from its packages; this call builds nothing."""
         self._policy = "build"
         say(f"{self.name}: its next run builds the environment from its packages")
         return BuiltEnvironment(self)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from azureml.core.run import Run
 
 _NAME = (
-    r"[A-Za-z0-9][A-Za-z0-9_-]{2,99}"  # the documented 36 characters are not the service's limit
+    r"[A-Za-z0-9][A-Za-z0-9_-]{2,99}"  # the service accepts more than the documented 36 characters
 )
 
 
@@ -45,7 +45,7 @@ class Experiment:
     # --- runs
 
     def submit(self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
-        """Submit a run and return it at once.
+        """Submit a run and return it immediately.
 
         Arguments:
             config: A ``ScriptRunConfig`` or ``HyperDriveConfig``.
@@ -74,8 +74,8 @@ class Experiment:
 
         Arguments:
             outputs: The folder whose files the run keeps, by default ``outputs``; False for none.
-            snapshot_directory: The folder of the program; None for no snapshot.
-            display_name: A name for people.
+            snapshot_directory: The folder of the program; None for no snapshot. display_name: A
+            name for display.
 
         The run ends with ``complete()``, or with this process. Raises SnapshotException if the
         folder of the program is too large.
@@ -139,7 +139,7 @@ class Experiment:
         return found
 
     def get_portal_url(self) -> str:
-        """Return the address of the experiment on Farandole's page."""
+        """Return the address of the experiment on Farandole's dashboard."""
         from azureml._farandole.pages import experiment_url
 
         return experiment_url(self.name)
@@ -160,7 +160,7 @@ class Experiment:
         return self.tags
 
     def archive(self) -> None:
-        """Leave the experiment out of ``Experiment.list``."""
+        """Omit the experiment from ``Experiment.list``."""
         self._change(archived=datetime.datetime.now(datetime.timezone.utc).isoformat())
 
     def reactivate(self, new_name: str | None = None) -> None:

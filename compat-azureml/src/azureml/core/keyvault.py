@@ -18,7 +18,8 @@ from farandole.job.runs.folder import read_json, write_json
 class Keyvault:
     """The secrets of a workspace. The file comes first, then environment variables.
 
-    A stored secret ``user`` or ``path`` must not be replaced by the variables of every process.
+    Environment variables such as ``USER`` or ``PATH`` must not override stored secrets ``user`` or
+    ``path``.
     """
 
     def __init__(self, workspace: Any) -> None:

@@ -185,7 +185,7 @@ class Run(RunData):
         return Environment._from_dict(definition["environment"])
 
     def get_portal_url(self) -> str:
-        """Return the run's address on Farandole's page, which ``farandole dashboard`` serves."""
+        """Return the run's address on the dashboard, which ``farandole dashboard`` serves."""
         return run_url(self.id)
 
     # --- the end of a run
@@ -214,7 +214,7 @@ class Run(RunData):
         return self.get_details()
 
     def start(self) -> None:
-        """Accept the call: a run of this process has started already."""
+        """Accept the call: a run of this process has already started."""
 
     def complete(self, **kwargs: Any) -> None:
         """End a run of this process as completed. A submitted run ends with its program."""
@@ -227,14 +227,14 @@ class Run(RunData):
         program ends.
 
         Arguments:
-            error_details: A text or an exception.
-            error_code: A code for programs, which precedes the text.
+            error_details: A text or an exception. error_code: A machine-readable code, which
+            precedes the text.
         """
         cause = ": ".join(str(each) for each in (error_code, error_details) if each is not None)
         self._end(RunState.FAILED, cause or "the program called fail()")
 
     def cancel(self) -> None:
-        """Cancel the run. A waiting run ends at once, a running one within its grace period."""
+        """Cancel the run. A waiting run ends immediately, a running one within its grace period."""
         if run_types.is_interactive(self._folder):
             self._end(RunState.CANCELED, "canceled")
         else:
@@ -250,7 +250,7 @@ class Run(RunData):
     def _end(self, state: RunState, cause: str = "") -> None:
         if not run_types.is_interactive(self._folder):
             if state is RunState.FAILED and self._folder.finish(state, cause):
-                self.cancel()  # nothing is left to do for the processes of the run
+                self.cancel()  # the processes of the run have no work left
             return
         from azureml._farandole import interactive
 

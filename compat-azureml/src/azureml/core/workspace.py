@@ -21,8 +21,8 @@ _LOCAL = "00000000-0000-0000-0000-000000000000"
 class Workspace:
     """A workspace on this machine: a name for datasets, environments, models and secrets.
 
-    Runs and compute targets belong to Farandole's home, which all workspaces share. No account, no
-    credentials and no network are needed; ``subscription_id`` and ``resource_group`` are names.
+    Runs and compute targets belong to Farandole's home, which all workspaces share. No account,
+    credentials or network is needed; ``subscription_id`` and ``resource_group`` are only names.
     """
 
     DEFAULT_CPU_CLUSTER_CONFIGURATION: Any = None

@@ -30,8 +30,8 @@ class Registration(NamedTuple):
 def register(workspace: Any, name: str, given: Registration, *, create_new_version: bool) -> Entry:
     """Store a dataset under a name and return its entry.
 
-    A definition that the name has already keeps its entry. Raises UserErrorException for an invalid
-    name, or if the name has another definition and ``create_new_version`` is False.
+    A definition already registered under the name keeps its entry. Raises UserErrorException for an
+    invalid name, or if the name has another definition and ``create_new_version`` is False.
     """
     path = os.path.join(_folder(workspace), f"{checked_name(name, 'dataset')}.json")
     versions: list[Entry] = (read_json(path) or {}).get("versions", [])

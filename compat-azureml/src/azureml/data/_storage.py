@@ -13,7 +13,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9_.\- ]{0,254}"
 
 
 def workspace_folder(workspace: Any, kind: str, *names: str) -> str:
-    """Return the path of a folder of a workspace; create it readable by this user alone."""
+    """Return the path of a folder of a workspace; create it readable only by this user."""
     return make_private(os.path.join(workspace._storage(kind), *names))
 
 

@@ -41,7 +41,7 @@ class DataReference:
         """
         if mode not in ("mount", "download"):
             raise UserErrorException(
-                f"a DataReference with mode={mode!r} is not carried over; write to outputs/, or"
+                f"a DataReference with mode={mode!r} is not supported; write to outputs/, or"
                 " pass an OutputFileDatasetConfig"
             )
         self.datastore = datastore

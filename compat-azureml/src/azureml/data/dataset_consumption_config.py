@@ -26,7 +26,7 @@ class DatasetConsumptionConfig:
         mode: str = "direct",
         path_on_compute: str | None = None,
     ) -> None:
-        """Make a dataset the input of a run.
+        """Use a dataset as the input of a run.
 
         Arguments:
             name: The name of the input; by default ``input__`` and eight hexadecimal digits.
@@ -63,7 +63,7 @@ class DatasetConsumptionConfig:
 
     def as_hdfs(self) -> DatasetConsumptionConfig:
         """Raise UserErrorException: there is no HDFS mode."""
-        raise UserErrorException("as_hdfs() is not carried over; use as_mount() or as_download()")
+        raise UserErrorException("as_hdfs() is not supported; use as_mount() or as_download()")
 
     def _with_mode(self, mode: str, path_on_compute: str | None) -> DatasetConsumptionConfig:
         if mode != "direct" and not hasattr(self.dataset, "as_mount"):

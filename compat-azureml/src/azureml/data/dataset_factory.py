@@ -184,7 +184,7 @@ class TabularDatasetFactory:
     def from_sql_query(*_: Any, **__: Any) -> TabularDataset:
         """Raise UserErrorException: there are no SQL datastores."""
         raise UserErrorException(
-            "Dataset.Tabular.from_sql_query is not carried over; read the query with"
+            "Dataset.Tabular.from_sql_query is not supported; read the query with"
             " pandas.read_sql, and register the result with register_pandas_dataframe"
         )
 

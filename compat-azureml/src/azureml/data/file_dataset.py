@@ -64,7 +64,7 @@ class FileDataset(AbstractDataset):
     def file_metadata(self, col: str) -> list[Any]:
         """Return a property of each file. Raises UserErrorException unless ``col`` is ``Size``."""
         if col.lower() != "size":
-            raise UserErrorException(f"file_metadata({col!r}) is not carried over, only 'Size'")
+            raise UserErrorException(f"file_metadata({col!r}) is not supported, only 'Size'")
         found = _files.files(self._definition)
         return [file.system.info(file.path).get("size") for file in found]
 

@@ -36,13 +36,13 @@ class OutputFileDatasetConfig:
         Arguments:
             name: The name of the output; by default ``output_`` and eight hexadecimal digits.
             destination: ``(datastore, path)``; by default a folder in ``FARANDOLE_HOME``.
-            source: Not carried over.
+            source: Not supported.
 
         Raises UserErrorException for ``source`` and for an invalid name.
         """
         if source:
             raise UserErrorException(
-                f"OutputFileDatasetConfig(source={source!r}) is not carried over; pass the config"
+                f"OutputFileDatasetConfig(source={source!r}) is not supported; pass the config"
                 " as an argument, and let the script write to that path"
             )
         self.name = name or f"output_{secrets.token_hex(4)}"

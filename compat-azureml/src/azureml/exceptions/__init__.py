@@ -52,7 +52,7 @@ class AzureMLException(Exception):
 
 
 class UserErrorException(AzureMLException):
-    """A mistake of the caller."""
+    """A mistake in a call."""
 
 
 class ServiceException(AzureMLException):

@@ -1,4 +1,4 @@
-"""A part of the SDK that is not carried over."""
+"""A part of the SDK that Farandole does not support."""
 
 from azureml._farandole.refused import refuse
 

@@ -1,4 +1,4 @@
-"""The setting of telemetry. Nothing leaves the machine."""
+"""The telemetry setting. No data leaves the machine."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["set_diagnostics_collection"]
 
 
 def set_diagnostics_collection(send_diagnostics: bool = True, verbosity: Any = None) -> None:
-    """Print that no diagnostics leave the machine; both arguments are ignored."""
+    """Report that no diagnostics leave the machine; both arguments are ignored."""
     notice("no diagnostics are collected, and nothing leaves this machine")

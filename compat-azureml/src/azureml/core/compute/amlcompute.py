@@ -104,10 +104,9 @@ class AmlCompute(ComputeTarget):
         """Return the configuration of a cluster.
 
         Arguments:
-            vm_size: A text that is only stored, because the nodes are on this host.
-            vm_priority: A text that is only stored.
-            min_nodes: The smallest number of nodes.
-            max_nodes: The largest number of nodes; by default 4.
+            vm_size: A string that is stored but unused, because the nodes are on this host.
+            vm_priority: A string that is stored but unused. min_nodes: The smallest number of
+            nodes. max_nodes: The largest number of nodes; by default 4.
             idle_seconds_before_scaledown: Seconds after which an idle node above ``min_nodes`` is
                 released.
             tags: Tags of the target.
@@ -167,7 +166,7 @@ class AmlCompute(ComputeTarget):
         timeout_in_minutes: int | None = 25,
         **kwargs: Any,
     ) -> None:
-        """Return at once: the cluster is ready when it is created."""
+        """Return immediately: a cluster is ready when created."""
         if show_output:
             say(
                 "Succeeded\nAmlCompute wait for completion finished\n\n"

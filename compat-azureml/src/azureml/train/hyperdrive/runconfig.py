@@ -65,7 +65,7 @@ class HyperDriveConfig:
                 ``--name value``.
 
         Raises HyperDriveConfigException for a value out of its range, or for ``estimator``,
-        ``pipeline``, ``resume_from`` and ``resume_child_runs``, which are not carried over.
+        ``pipeline``, ``resume_from`` and ``resume_child_runs``, which are not supported.
         """
         given = {
             "estimator": estimator,
@@ -76,7 +76,7 @@ class HyperDriveConfig:
         for name, value in given.items():
             if value is not None:
                 raise HyperDriveConfigException(
-                    f"HyperDriveConfig({name}=...) is not carried over; pass a ScriptRunConfig as"
+                    f"HyperDriveConfig({name}=...) is not supported; pass a ScriptRunConfig as"
                     " run_config"
                 )
         if not hasattr(run_config, "_submit"):
@@ -103,7 +103,7 @@ class HyperDriveConfig:
 
     @property
     def estimator(self) -> None:
-        """None: estimators are not carried over."""
+        """None: estimators are not supported."""
 
     def _submit(self, experiment: Any, tags: Mapping[str, str], parent: str) -> Any:
         """Submit the run that controls the sweep and return it.
