@@ -1,1 +1,1 @@
-"""Averages of weights between pairs of ranks, in the background."""
+"""Pairwise averages of weights in the background, and averages by quorum."""

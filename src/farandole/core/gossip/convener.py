@@ -1,12 +1,12 @@
 """Averages among the ranks that arrive in time: one rank convenes, the others connect to it.
 
-A rank sends the changes of its weights since the values that it last received. The convener, in its
-own threads, closes an average when the quorum is complete and the grace period is over (see
-``quorum``), applies the mean change to the values, and sends them to the waiting ranks.
+A rank sends the changes of its weights from the values that it last received. The convener, in
+separate threads, closes an average when the quorum is complete and the grace period is over (see
+``quorum``), applies the mean change to the values, and sends the values to the waiting ranks.
 
 Ranks count their averages. A rank that arrives after an average has closed receives the present
-values at once, and its changes are included in the next average. So it never waits for a rank that
-may wait for it elsewhere, in a collective or in the average of another optimizer.
+values immediately, and its changes are included in the next average. It therefore never waits for a
+rank that may be waiting for it in a collective or in the average of another optimizer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAST = 5.0  # seconds for the last answers when the convener ends
 
 
 class Contribution(NamedTuple):
-    """The changes of a rank, made in ``steps`` steps."""
+    """The changes of a rank from ``steps`` steps."""
 
     rank: int
     steps: int
@@ -48,11 +48,12 @@ class Contribution(NamedTuple):
 class Convener:
     """The values of one optimizer, on the rank that convenes the averages.
 
-    ``name``: the same on all ranks; ``ranks``: numbers in the job; ``rule``: when an average
-    closes; ``values``: one-dimensional arrays, equal on all ranks; ``changes``: arrays with the
-    lengths and dtypes of a rank's changes; ``combine``: returns the next values, as new arrays.
+    ``name``: the same on all ranks; ``ranks``: numbers in the job; ``rule``: the quorum and its
+    grace period; ``values``: one-dimensional arrays, the same on all ranks; ``changes``: arrays
+    with the lengths and dtypes of a rank's changes; ``combine``: returns the next values, as new
+    arrays.
 
-    Attributes: ``number`` of averages; ``attendance``: the number of ranks in each of them, summed.
+    Attributes: ``number`` of averages; ``attendance``: the total number of ranks in them.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class Convener:
         server.add(self)
 
     def attend(self, turn: int, steps: int, changes: Sequence[Array]) -> Sequence[Array]:
-        """Contribute this rank's changes to the next average, and return the values after it, which
-        the caller must not change. ``turn``: the number of this rank's averages before.
+        """Contribute this rank's changes to the next average, and return the resulting values,
+        which the caller must not change. ``turn``: the number of this rank's previous averages.
         """
         return self._average(turn, Contribution(self._server.rank, steps, changes))
 
@@ -90,7 +91,7 @@ class Convener:
         self.look_for(self._server.rank)
 
     def settle(self) -> Sequence[Array]:
-        """Return the values with all changes of late ranks."""
+        """Return the values including all changes of late ranks."""
         with self._changed:
             if self._given:
                 self._finish()
@@ -207,8 +208,8 @@ class Convener:
 
 
 class ConvenerLink(Partner):
-    """The convener, as another rank sees it. ``name``: of the averages; ``values``: arrays with the
-    lengths and dtypes of the convener's values.
+    """The convener, as seen by another rank. ``name``: the name of the averages; ``values``: arrays
+    with the lengths and dtypes of the convener's values.
     """
 
     def __init__(
@@ -229,12 +230,12 @@ class ConvenerLink(Partner):
             self.agrees(self._message(0, 0))
 
     def attend(self, turn: int, steps: int, changes: Sequence[Array]) -> Sequence[Array] | None:
-        """Contribute this rank's changes to the next average, and return the values after it:
-        arrays that the next call overwrites. None if the convener has ended or does not answer; the
-        changes are not used then.
+        """Contribute this rank's changes to the next average, and return the resulting values,
+        which the next call overwrites. None if the convener has ended or does not answer; then the
+        changes are not used.
 
-        ``turn``: the number of this rank's averages before. Raises PeerLostError if the convener is
-        lost.
+        ``turn``: the number of this rank's previous averages. Raises PeerLostError if the convener
+        is lost.
         """
         if not self.reachable() or not self.agrees(self._message(turn, steps)):
             return None
@@ -247,7 +248,7 @@ class ConvenerLink(Partner):
             self.agrees({**self._message(0, 0), "away": True})
 
     def settle(self) -> Sequence[Array]:
-        """Return no values: only the convener has the newest ones."""
+        """Return no values: only the convener has the newest values."""
         return ()
 
     def _message(self, turn: int, steps: int) -> Message:
@@ -255,7 +256,7 @@ class ConvenerLink(Partner):
         return {"group": self._name, "rank": rank, "turn": turn, "steps": steps}
 
     def _met(self, session: Session, changes: Sequence[Array]) -> Message | None:
-        """Send the changes, and wait for the values as long as the convener's host answers."""
+        """Send the changes, and wait for the values while the convener's host answers."""
         session.sock.settimeout(SILENCE)
         send(session, {}, changes, lambda: _check(session))
         while True:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PURPOSE = "weights"
 SILENCE = 5.0  # seconds without an answer after which a partner is avoided
 AGAIN = 30.0  # seconds for which it is avoided
-# seconds for which a partner may have other weights before a warning: ranks take steps at different
-# times
+# seconds for which a partner may have different weights before a warning: ranks take steps at
+# different times
 APART = 60.0
 PAUSE = 0.02  # seconds before reconnecting to a partner that closed its connection
 _GONE: Message = {"gone": True}
@@ -42,7 +42,9 @@ class Caller(Protocol):
 
 
 class Partner:
-    """Another rank, as seen by the requesting one. ``address``: of its ``PeerServer``."""
+    """Another rank, as seen by the requesting rank. ``address``: the address of its
+    ``PeerServer``.
+    """
 
     def __init__(self, rank: int, address: dict[str, Any], caller: Caller) -> None:
         self.rank = rank
@@ -52,7 +54,7 @@ class Partner:
         self._silent_until = 0.0
         self._gone = False
         self._warned = False
-        # since when the partner does not know the weights to average
+        # the time since which the partner does not know the weights to average
         self._unknown_since = math.inf
 
     def once_more(self) -> Partner:
@@ -70,7 +72,7 @@ class Partner:
         return self._session is not None
 
     def agrees(self, message: Message) -> bool:
-        """Return whether the partner agrees to average now. Raises ValueError if it has another
+        """Return whether the partner agrees to average now. Raises ValueError if it has a different
         model.
         """
         answer = self._answer_to(lambda session: self._asked(session, message))
@@ -110,7 +112,7 @@ class Partner:
         except (OSError, HorovodInternalError):
             pass
         self.close()
-        self._session = self._connected()  # None if it has ended; raises if it is lost
+        self._session = self._connected()  # None if the partner has ended; raises if it is lost
         return _GONE
 
     def _asked(self, session: Session, message: Message) -> Message | None:
@@ -121,8 +123,8 @@ class Partner:
         return answer
 
     def _exchanged(self, session: Session, memory: Sequence[Array]) -> Message | None:
-        """Exchange weights. The partner may have done its part already, so only its end stops the
-        wait.
+        """Exchange weights. The partner may have done its part already, so the wait ends only if
+        the partner ends.
         """
         send(session, {}, memory)
         while True:
@@ -145,8 +147,8 @@ class Partner:
         until = time.monotonic() + SILENCE
         found = self._called()
         while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
-            # it closed the connection: the socket of a killed process still accepts connections for
-            # a moment
+            # the partner closed the connection: the socket of a killed process briefly accepts
+            # connections
             time.sleep(PAUSE)
             found = self._called()
         if isinstance(found, Session):

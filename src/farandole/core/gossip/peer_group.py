@@ -1,9 +1,8 @@
-"""Averages of weights between pairs of ranks, in the background: each rank serves its weights to
-the others.
+"""Pairwise averages of weights in the background: each rank serves its weights to the others.
 
 In each pair the lower rank sends the request. A rank averages with one other rank at a time;
-further requests wait briefly and are then answered as busy. So no rank holds a lock that another
-rank waits for, and an average is atomic: see ``shared_weights``.
+further requests wait briefly and are then refused as busy. No rank holds a lock while another rank
+waits for it, and an average is atomic: see ``shared_weights``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Served(Protocol):
 
 
 class Attended(Protocol):
-    """The averages by quorum of one optimizer, as this rank sees them."""
+    """The averages by quorum of one optimizer, as seen by this rank."""
 
     def step_away(self) -> None:
         """Stop averages from waiting for this rank until it attends again."""
@@ -56,8 +55,8 @@ class Attended(Protocol):
 
 
 class PeerServer(Listener):
-    """Serves the weights of all optimizers of this rank to other ranks. ``rank``: its number in the
-    job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
+    """Serves the weights of this rank's optimizers to other ranks. ``rank``: this rank's number in
+    the job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
     order; ``survives_losses``: averages continue without a lost rank, because the job is elastic.
     """
 
@@ -105,7 +104,7 @@ class PeerServer(Listener):
                 session.peer = f"rank {rank}"
                 with self._changed:
                     group = self._groups.get(str(message["group"]))
-                # this rank has not registered these weights yet, or no longer has them
+                # this rank has not registered these weights yet, or has removed them
                 if group is None:
                     send(session, {"busy": True, "unknown": True})
                 else:
@@ -121,8 +120,8 @@ class PeerGroup:
     """One optimizer's weights on this rank.
 
     ``name``: the same on all ranks; ``addresses``: one for each rank, as JSON; empty if unknown.
-    ``ranks``: their numbers in the job; ``shared``: the weights; ``on_average``: called after each
-    average that this rank requested, with its name, start and end; ``digest``: a hash of the
+    ``ranks``: the ranks' numbers in the job; ``shared``: the weights; ``on_average``: called after
+    each average requested by this rank, with its name, start and end; ``digest``: a hash of the
     weights' names and shapes, the same on all ranks.
     """
 
@@ -141,7 +140,8 @@ class PeerGroup:
         self._ranks = ranks
         self._on_average = on_average
         self._shared = shared
-        self._memory = [flat.copy() for flat in shared.flat]  # of a message: one average at a time
+        # memory for a message: one average at a time
+        self._memory = [flat.copy() for flat in shared.flat]
         self._digest = digest
         self._partners: list[Partner | None] = [None] * len(ranks)
         self._changed = threading.Condition()
@@ -164,18 +164,17 @@ class PeerGroup:
         return self._shared.trained
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Add addresses that were unknown before."""
+        """Add addresses that were unknown so far."""
         for place, (rank, address) in enumerate(zip(self._ranks, addresses, strict=True)):
             if address and self._partners[place] is None:
                 self._partners[place] = Partner(rank, json.loads(address), self._server)
 
     def take(self, given: Sequence[Array], damp: bool = False) -> int:
-        """Call ``SharedWeights.take``, after waiting briefly for the average that this rank
-        requested.
+        """Call ``SharedWeights.take`` after a brief wait for the average requested by this rank.
 
         Without the wait, ranks whose steps are faster than averages would drift apart. The wait
         does not depend on other ranks' steps. Raises errors of the background thread, and
-        ValueError for arrays of other sizes.
+        ValueError for arrays of different sizes.
         """
         if [array.size for array in given] != self._shared.sizes:
             raise ValueError(
@@ -215,7 +214,7 @@ class PeerGroup:
             self._changed.wait_for(lambda: self._wanted is None, seconds)
 
     def close(self) -> None:
-        """Start no more averages, and wait for those in progress."""
+        """Start no more averages, and wait for the averages in progress."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -236,7 +235,7 @@ class PeerGroup:
 
     def look_for(self, rank: int) -> None:
         """Check a rank that has closed its connection. If it is lost, training fails at its next
-        exchange. The highest rank needs this check, as it sends no requests of its own.
+        exchange. The highest rank needs this check, because it sends no requests.
         """
         partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
         if partner is None or self._closing:

@@ -1,4 +1,4 @@
-"""Quorums: the ranks that take part in an average, from the times of their arrivals. Pure."""
+"""Quorums: the ranks that take part in an average, determined by their arrival times. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Quorum(NamedTuple):
     """The rule of an average that does not wait for all ranks.
 
-    ``quorum``: the ranks that an average needs: a fraction of all ranks if below 1, otherwise their
-    number. ``grace``: the seconds for which other ranks may still arrive afterwards.
+    ``quorum``: the ranks required by an average: a fraction of all ranks if below 1, otherwise
+    their number. ``grace``: the seconds for which further ranks may arrive afterwards.
     """
 
     quorum: float
@@ -24,12 +24,12 @@ class Quorum(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The time from the first arrival of an average to its last one.
+    """The time from the first arrival for an average to the last one.
 
     ``size``: the number of ranks of the job. ``present``: the ranks that have arrived or may still
     arrive. ``arrived``: the ranks that wait for the average. ``late``: the ranks that were late for
-    an earlier average, to which the grace period does not apply. ``complete_at``: when the quorum
-    was complete, in seconds; infinite before.
+    an earlier average, to which the grace period does not apply. ``complete_at``: the time of the
+    quorum's completion, in seconds; infinite before.
     """
 
     rule: Quorum
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     complete_at: float = inf
 
     def arrive(self, rank: int, now: float) -> Window:
-        """Return the window after the arrival of ``rank``, which may have left before."""
+        """Return the window after the arrival of ``rank``, even if it had left."""
         return self._replace(
             present=self.present | {rank}, arrived=self.arrived | {rank}
         )._completed(now)
@@ -50,8 +50,8 @@ class Window(NamedTuple):
         return self._replace(present=self.present | {rank}, late=self.late | {rank})
 
     def leave(self, rank: int, now: float) -> Window:
-        """Return the window without ``rank``, which will no longer arrive. A rank that has arrived
-        already takes part.
+        """Return the window without ``rank``, which will no longer arrive. A rank that has already
+        arrived takes part.
         """
         return self._replace(present=self.present - {rank})._completed(now)
 
@@ -80,7 +80,7 @@ class Window(NamedTuple):
 
     def _completed(self, now: float) -> Window:
         """Return the window with the time of its quorum. If fewer ranks remain than the quorum, all
-        remaining ranks are enough.
+        remaining ranks suffice.
         """
         needed = min(self.rule.needed(self.size), max(len(self.present | self.arrived), 1))
         complete = len(self.arrived) >= needed

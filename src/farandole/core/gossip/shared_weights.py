@@ -1,8 +1,8 @@
-"""A rank's weights as shared with other ranks. Pure, and not thread-safe.
+"""A rank's weights, as shared with other ranks. Pure, and not thread-safe.
 
-To average, one rank lends a copy of its weights; the other moves half of the difference towards it
-and returns the opposite move. Changes learned meanwhile are kept on both ranks, and so is the sum
-of both.
+To average, one rank lends a copy of its weights; the other rank moves by half of the difference
+towards it and returns the opposite move. Both ranks keep concurrent changes, and the sum of their
+weights is preserved.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class SharedWeights:
-    """Weights that other ranks average with.
+    """Weights for averages with other ranks.
 
     They start as ``first``, arrays of float32 or float64; the last ``statistics`` arrays are
-    untrained. ``gamma``: the fraction of the way to their mean that two ranks move. Attributes:
-    ``flat``, all numbers in one array for each type; ``averages``, the number of averages with
-    other ranks.
+    untrained. ``gamma``: the fraction of the distance to their mean that two ranks move.
+    Attributes: ``flat``, all values in one array for each dtype; ``averages``, the number of
+    averages with other ranks.
     """
 
     def __init__(self, first: Sequence[Array], statistics: int = 0, gamma: float = 1.0) -> None:
@@ -67,7 +67,7 @@ class SharedWeights:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """The type and length of the arrays in ``flat``."""
+        """The dtypes and lengths of the arrays in ``flat``."""
         return [(flat.dtype.newbyteorder("<").str, flat.size) for flat in self.flat]
 
     def take(self, changes: Sequence[Array], damp: bool = False) -> int:
@@ -92,7 +92,7 @@ class SharedWeights:
         return stale
 
     def correct(self, moves: Sequence[Array], statistics: Sequence[Array]) -> None:
-        """Move from the result of the last ``take`` to the values that all ranks have agreed on.
+        """Move from the result of the last ``take`` to the common values of all ranks.
 
         ``moves``: changes of weights; ``statistics``: new values. The next ``take`` still counts
         the averages since the last one.
@@ -106,13 +106,13 @@ class SharedWeights:
             last[...] = value
 
     def lend(self, into: Sequence[Array]) -> None:
-        """Copy the weights into the memory of a message, for a partner's ``halve``."""
+        """Copy the weights into a message for a partner's ``halve``."""
         for flat, copy in zip(self.flat, into, strict=True):
             copy[:] = flat
 
     def halve(self, theirs: Sequence[Array]) -> None:
-        """Move half of the way, times ``gamma``, towards a partner's weights, and overwrite these
-        with the partner's move.
+        """Move half of the distance, times ``gamma``, towards a partner's weights, and overwrite
+        these with the partner's move.
         """
         for flat, other in zip(self.flat, theirs, strict=True):
             np.subtract(flat, other, out=other)

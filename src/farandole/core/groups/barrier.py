@@ -1,4 +1,4 @@
-"""A barrier that names the ranks that do not reach it."""
+"""A barrier whose error names the missing ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.core.groups.inbox import Transfer, error_text
 from farandole.core.groups.reasons import reason_of, restored
 from farandole.errors import PeerLostError, StalledError
 
-_TAG = -(1 << 40)  # programs use other tags
+_TAG = -(1 << 40)  # programs use different tags
 _TEXT = 1 << 10
 
 
@@ -21,8 +21,8 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
 
     Raises StalledError after ``seconds``, and PeerLostError for a lost member, on all members. On
     member 0 the error names one missing member, or all of them with ``everybody``. Member 0 reports
-    the failure to the other members, and also an exception raised by one of its own signal
-    handlers (PeerLostError there).
+    the failure to the other members, and also an exception from one of its signal handlers (as
+    PeerLostError).
     """
     group.barriers += 1
     tag = _TAG - group.barriers
@@ -40,7 +40,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
         text = _missing_text(group, missing, seconds, lost) if missing else ""
         verdict = text if lost or not text else reason_of(StalledError("", missing[0]), text)
         _answer(group, tag, verdict, notes, unanswered)
-    # a signal handler raised: without an answer the others would wait until their timeout
+    # a signal handler raised: without an answer, the other members would wait until their timeout
     except BaseException as error:
         _answer(group, tag, f"it left the barrier: {error_text(error)}", notes, unanswered)
         raise
@@ -57,7 +57,7 @@ def monitored(group: CollectiveGroup, seconds: float, *, everybody: bool) -> Non
 def _missing_text(
     group: CollectiveGroup, missing: list[int], seconds: float, lost: BaseException | None
 ) -> str:
-    """Return the error text for missing members. ``lost``: why one of them is known to be lost."""
+    """Return the error text for missing members. ``lost``: the error of a lost member."""
     who = (
         f"Rank{'s' if len(missing) > 1 else ''}"
         f" {', '.join(str(group.ranks[rank]) for rank in missing)}"
@@ -86,7 +86,7 @@ def _missing(
 def _answer(
     group: CollectiveGroup, tag: int, text: str, notes: dict[int, Transfer], unanswered: list[int]
 ) -> None:
-    """Send ``text`` to these members, late ones included, except to members that are gone."""
+    """Send ``text`` to these members, including late ones, unless they are gone."""
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
     while unanswered:
         note = notes.get(unanswered[-1])
@@ -98,7 +98,7 @@ def _answer(
 
 
 def _report(group: CollectiveGroup, tag: int, seconds: float) -> None:
-    """Report this member's arrival to member 0 and wait for its verdict. For all members but 0."""
+    """Report this member's arrival to member 0 and wait for the outcome. For all members but 0."""
     answer = np.empty(_TEXT, np.uint8)
     group.messages.send(0, tag, np.zeros(1, np.uint8), dtype=0, timeout=math.inf)
     verdict = group.messages.receive(0, tag, answer, dtype=0, timeout=math.inf)

@@ -1,8 +1,7 @@
-"""Calls of a group, run one after the other: on a thread that waits for a call, else on a worker
-thread.
+"""Calls of a group, run in sequence: on a thread that waits for a call, else on a worker thread.
 
 Callbacks of a call run after it, in the order of the calls and one at a time, so that calls made by
-callbacks are in the same order on all ranks. A callback may wait for a call that it made. Such
+callbacks are in the same order on all ranks. A callback may make a call and wait for it. Such
 nested calls have a depth, and each depth has its own queue of callbacks.
 """
 
@@ -22,14 +21,14 @@ from farandole.errors import WAITS_FOR_ITSELF, RequestError
 
 # seconds to wait for the thread that holds the calls; then the worker thread checks it again
 _HOLD = 0.02
-_PATROL = 1.0  # seconds for which the worker thread keeps polling after calls were left to a holder
+_PATROL = 1.0  # seconds for which the worker thread polls after calls were left to a holder
 
 
 class Call:
     """One queued call, which runs ``work``.
 
-    Afterwards ``done`` is true and ``error`` is the exception that it raised, or None. ``last``
-    runs after a successful call, before the call counts as done.
+    Afterwards ``done`` is true, and ``error`` is the exception raised by ``work``, or None.
+    ``last`` runs after a successful call, before the call counts as done.
     """
 
     __slots__ = ("_callbacks", "_event", "depth", "done", "error", "last", "work")
@@ -38,7 +37,7 @@ class Call:
         self.work = work
         self.last = last
         self.done = False
-        # nesting: the number of callbacks inside which it was made
+        # nesting: the number of callbacks around the call
         self.depth = getattr(_here, "depth", 0)
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
@@ -56,12 +55,12 @@ class Call:
                 self.last()
             except BaseException as error:
                 self.error = error
-        self.last = None  # like work, it may hold large tensors
+        self.last = None  # may hold large tensors, like ``work``
         with _finishing:
             self.done = True
             event, callbacks = self._event, self._callbacks
             self._callbacks = []
-        self.work = _nothing  # it may hold large tensors
+        self.work = _nothing  # may hold large tensors
         if event is not None:
             event.set()
         return callbacks
@@ -92,7 +91,7 @@ class Call:
 
 
 _finishing = threading.Lock()
-_here = threading.local()  # depth: how many callbacks this thread is nested in
+_here = threading.local()  # depth: the number of callbacks running on this thread
 
 
 def _nothing() -> None:
@@ -108,9 +107,9 @@ class _Callbacks:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Run all waiting callbacks, unless another thread is running them already.
+        """Run all waiting callbacks, unless another thread is running them.
 
-        The first exception that a callback raises is raised again after the last callback.
+        The first exception of a callback is raised again after the last callback.
         """
         raised: BaseException | None = None
         before = getattr(_here, "depth", 0)
@@ -129,7 +128,7 @@ class _Callbacks:
 
 
 class CallQueue:
-    """The calls of one group, in the order in which they were made.
+    """The calls of one group, in the order of the program.
 
     ``behind``: seconds for which the holder of the calls may block in another call, waiting for
     late ranks, before the worker thread runs the held calls itself.
@@ -149,7 +148,7 @@ class CallQueue:
         self._holder = 0
         self._holding = False
         self._hurry = threading.Event()
-        self._held = -_PATROL  # when calls were last left to a holder
+        self._held = -_PATROL  # the time at which calls were last left to a holder
         self._patrols = False  # whether the worker thread is polling
         key = id(self)
         _queues[key] = weakref.ref(self, lambda _: _queues.pop(key, None))
@@ -176,9 +175,9 @@ class CallQueue:
     def start(self, call: Call, *, held_by: int = 0) -> None:
         """Queue ``call`` to run in its turn.
 
-        ``held_by``: the native id of a thread that is about to run all waiting calls. If it sleeps
+        ``held_by``: the native id of a thread that will soon run all waiting calls. If it sleeps
         instead, it may be waiting for these calls; then the worker thread runs them. Waking the
-        worker in each backward took 0.4 ms of a core, so it polls for a while instead.
+        worker in each backward pass took 0.4 ms of a core, so it polls for a while instead.
         """
         # the holder may itself be waiting for this call
         holder = self._holder = 0 if call.depth else held_by
@@ -193,8 +192,8 @@ class CallQueue:
             self._news.release()
 
     def hurry(self) -> None:
-        """Take the waiting calls from their holder, because a caller polls or waits for one of
-        them.
+        """Take the waiting calls from their holder, because a caller polls or waits for one of the
+        calls.
         """
         if self._holder:
             self._holder = 0
@@ -202,7 +201,7 @@ class CallQueue:
             self._news.release()  # the worker may be between two polls
 
     def run_all(self) -> None:
-        """Run all waiting calls on this thread. An exception from a signal handler ends its call
+        """Run all waiting calls on this thread. An exception from a signal handler ends the call
         and is raised here.
         """
         while self._run_next():
@@ -218,13 +217,13 @@ class CallQueue:
                 call.sleep()
 
     def _check(self) -> None:
-        """Raise RequestError if this thread is inside a call, and would wait for itself."""
+        """Raise RequestError if this thread is inside a call and would wait for itself."""
         if self._runner == threading.get_ident():
             raise RequestError(WAITS_FOR_ITSELF)
 
     @property
     def busy(self) -> bool:
-        """Return whether a call waits or runs."""
+        """Return whether a call is waiting or running."""
         return bool(self._waiting) or self._running.locked()
 
     def close(self) -> None:
@@ -263,7 +262,7 @@ class CallQueue:
             self._end(call)
         self._callbacks[call.depth].run()  # without the lock: callbacks may make calls
         if call.error is not None and interrupts(call.error):
-            # a signal handler's exception belongs to this thread, not to the caller
+            # an exception from a signal handler belongs to this thread, not to the caller
             raise call.error
         return True
 
@@ -278,7 +277,7 @@ class CallQueue:
 
     def _serve_up_to(self, depth: int) -> None:
         """Start worker threads up to ``depth``: one for each nested callback that may wait for the
-        call, and one that runs the call.
+        call, and one to run the call.
         """
         with self._starting:
             while len(self._threads) <= depth:
@@ -289,8 +288,7 @@ class CallQueue:
                 thread.start()
 
     def _hold(self) -> Call | None:
-        """Leave the calls to their holder for as long as that thread is working, with no time
-        limit.
+        """Leave the calls to their holder while that thread is working, without a time limit.
 
         Starting the calls after a fixed time would order their callbacks differently on each rank.
         Return the last call that the worker must run now; None if there is none.
@@ -322,7 +320,7 @@ class CallQueue:
             self._await_news(first)
             last = self._hold()
             if last is not None:
-                self._run_quietly(last)  # includes earlier calls that were held by other threads
+                self._run_quietly(last)  # includes earlier calls held by other threads
             if self._closed and not self._waiting:
                 return
 
@@ -332,7 +330,7 @@ class CallQueue:
             self._patrols = True
             found = self._patrol()
             self._patrols = False
-            # the caller that queued it may have seen a patrol, and then signals no news
+            # the caller that queued it signals no news during a patrol
             if found or (self._waiting and self._holder):
                 return
         self._news.acquire()
@@ -345,14 +343,14 @@ class CallQueue:
         return False
 
     def _run_quietly(self, last: Call) -> None:
-        """Run the calls up to ``last``, logging what callbacks raise. Later calls may be held
+        """Run the calls up to ``last``, and log exceptions of callbacks. Later calls may be held
         again; each brings its own news.
         """
         while True:
             try:
                 while self._run_next(last):
                     pass
-            # the call keeps its own error; the calls behind it must run nevertheless
+            # the call keeps its error; the calls behind it must still run
             except BaseException as error:
                 logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
             else:

@@ -1,12 +1,12 @@
-"""Collectives that check first that all ranks make the same call, and raise MismatchError on all of
-them if not.
+"""Collectives that first check that all ranks make the same call, and raise MismatchError on all
+ranks otherwise.
 
-Each call has a hash of everything that ranks must agree on. Ranks that share memory publish it
-together with the elements of a small call, so check and call cost one wait. Other ranks exchange it
-in a small message.
+Each call has a hash of all properties that must be the same on all ranks. Ranks that share memory
+publish it together with the elements of a small call, so the check and the call cost one wait.
+Other ranks exchange it in a small message.
 
 A rank that cannot make the call, because its own arguments are invalid, takes part with ``refuse``:
-the call fails on all ranks, and their next calls meet.
+the call fails on all ranks, and their next calls match again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _TEXT = 1024  # bytes for a rank's description of its call
 _MASK = (1 << 64) - 1
-_REFUSED = -1  # takes the place of the kind of a call; kinds are positive
+_REFUSED = -1  # replaces the kind of a call; kinds are positive
 _REFUSES = "refuses it: "  # begins the description of a refused call
 Describe = Callable[[], str]
 
 
 class CheckedCollectives:
-    """The collectives of one group, over a transport that nothing else uses.
+    """The collectives of one group, over a dedicated transport.
 
-    ``wants``: numbers that all ranks must agree on, including the kind of the call; ``describe``
-    returns them as text. Arrays of bytes are uint8 and flat. ``name_of`` returns the name of a rank
-    for messages.
+    ``wants``: numbers that must be the same on all ranks, including the kind of the call;
+    ``describe`` returns them as text. Arrays of bytes are uint8 and flat. ``name_of`` returns the
+    name of a rank for messages.
     """
 
     def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
@@ -52,10 +52,10 @@ class CheckedCollectives:
             self._peer_memory = cast(PeerMemory, transport)
             self._publish_limit = self._peer_memory.publish_limit
         # Two ranks read each other's whole tensor as fast as halves of it. With more ranks, each
-        # reads at most that much: above this size each rank reduces a part, at the cost of further
-        # waits, which are long where ranks share cores.
+        # reads at most the same amount: above this size each rank reduces a part, at the cost of
+        # further waits, which are long if ranks share cores.
         self._reduced = min(self._publish_limit, 2 * self._publish_limit // self.size)
-        self.calls = 0  # calls that ranks have begun to compare
+        self.calls = 0  # compared calls, including the current one
 
     def allreduce(
         self,
@@ -214,7 +214,7 @@ class CheckedCollectives:
             _copy_parts(into, receives)
 
     def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have called this."""
         self._agree(wants, describe)
 
     def refuse(self, why: str) -> None:
@@ -225,8 +225,8 @@ class CheckedCollectives:
         self._agree((_REFUSED,), lambda: f"{_REFUSES}{why}")
 
     def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
-        """Return all ranks' byte counts, shape (rank, 2, peer): sent to each peer and received from
-        each.
+        """Return all ranks' byte counts, shape (rank, 2, peer): sent to and received from each
+        peer.
         """
         if places is not None and plan.nbytes <= self._publish_limit:
             found = np.stack([place[: plan.nbytes].view(np.int64) for place in places])
@@ -260,7 +260,7 @@ class CheckedCollectives:
 
     def _raise_mismatch(self, describe: Describe) -> None:
         """Raise MismatchError with every rank's call, or RefusedError if a rank refuses the call.
-        Collective: all ranks have seen the difference.
+        Collective: all ranks have detected the difference.
         """
         texts = self._gathered_texts(describe())
         lines = "\n".join(
@@ -326,7 +326,7 @@ def _contiguous(parts: Sequence[Array]) -> Array | None:
 
 def _may_be_in_place(part: Array, whole: Array, place: int) -> bool:
     """Return whether a collective may move this rank's ``part`` to or from its ``place`` in
-    ``whole`` without a copy between.
+    ``whole`` without an intermediate copy.
 
     It may not if ``part`` overlaps other ranks' parts: results would overwrite elements that are
     still to be read.

@@ -1,6 +1,4 @@
-"""Detects members of a new group that have already left, so that creation does not wait for
-them.
-"""
+"""Detects departed members of a new group, so that its creation does not wait for them."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from farandole.core.groups.group import CollectiveGroup
 from farandole.core.groups.inbox import Transfer
 from farandole.errors import PeerLostError
 
-_TAG = -(1 << 41)  # never sent; programs use other tags
+_TAG = -(1 << 41)  # never sent; programs use different tags
 
 
 class DepartureWatch:
@@ -30,7 +28,7 @@ class DepartureWatch:
 
     def departed(self) -> list[int]:
         """Return the indexes in ``ranks`` of members that have left ``group`` or died. A departure
-        is known shortly after the first call.
+        is detected shortly after the first call.
         """
         group = self._group
         if not self._notes:
@@ -39,8 +37,8 @@ class DepartureWatch:
                     self._notes[place] = group.messages.receive(
                         rank, _TAG, np.empty(1, np.uint8), dtype=0, timeout=math.inf
                     )
-        # The group failed for another reason, reported to all members; they may still join the new
-        # one.
+        # The group failed for a different reason, reported to all members; they may still join the
+        # new group.
         if group.messages.failed:
             return []
         return [place for place, note in self._notes.items() if self._has_left(place, note)]

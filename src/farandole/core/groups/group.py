@@ -22,7 +22,7 @@ from farandole.errors import (
     StalledError,
 )
 
-# seconds since the last call after which a rank checks for other ranks that gave up the next call
+# seconds since the last call after which a rank checks whether other ranks gave up the next call
 _LATE = 0.5
 # seconds for which late callbacks wait for a thread that waits for late ranks in another call
 _BEHIND = 60.0
@@ -181,7 +181,7 @@ class CollectiveGroup:
         self._current = _CurrentCall(what, timeout)
         made = self.collectives.calls
         try:
-            # data that other ranks published before they gave up may still be readable
+            # data published by other ranks before they gave up may still be readable
             if time.monotonic() - self._ended >= _LATE:
                 self._transport.board.verify()
             work()
@@ -197,7 +197,8 @@ class CollectiveGroup:
             self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error}")
             raise
         except BaseException as error:  # an exception from a signal handler, or out of memory
-            # Other ranks may have gone on, and would mistake this call's data for the next call's.
+            # Other ranks may have continued, and would mistake this call's data for the next
+            # call's.
             if self.collectives.calls != made:
                 self.failure = error
                 self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error_text(error)}")

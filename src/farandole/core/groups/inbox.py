@@ -65,13 +65,13 @@ class Inbox:
         self.filled = 0  # bytes received of the header, then of the payload
         self.into: Array | None = None
         self.tag = self.dtype = 0
-        # the message being filled; None: the payload is stored
+        # the message being filled; None: the payload is stored for later
         self.message: Transfer | None = None
         self.stored: deque[StoredMessage] = deque()
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an error for messages."""
+    """Return an error as text for messages."""
     return (
         str(error)
         if isinstance(error, HorovodInternalError)

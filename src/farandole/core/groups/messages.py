@@ -1,8 +1,8 @@
 """Point-to-point messages, independent of the group's collectives.
 
 Each message has a tag; messages with the same sender and tag arrive in order. A thread that waits
-for one message moves all messages; while no thread waits, a background thread does. A message that
-was not requested yet stays in its stream until a later message is requested; then it is stored.
+for one message moves all messages; while no thread waits, a background thread does. An unrequested
+message stays in its stream until a later message is requested; then it is stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from farandole.errors import HorovodInternalError, MismatchError, PeerLostError,
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# payloads up to this size in bytes are sent with the header: two writes and reads take longer
+# payloads up to this size in bytes are sent with the header, because two writes and reads take
+# longer
 _JOINED = 8 << 10
 _LOOK = 0.05  # seconds between two checks of peers and timeouts
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two polls of the thread: first, longest
@@ -53,7 +54,7 @@ class Messages:
         self._failure: BaseException | None = None
         self._news = threading.Event()
         self._looked = 0.0  # time of the last check of peers and timeouts
-        self._waiting: list[Transfer] = []  # messages whose waiters drive, or are about to
+        self._waiting: list[Transfer] = []  # messages whose waiters drive, or soon will
         self._serving = False  # whether the background thread drives
         self._thread: threading.Thread | None = None
         self._closed = self._aborted = False
@@ -134,7 +135,7 @@ class Messages:
 
     @property
     def failed(self) -> bool:
-        """Return whether messages were aborted here, or have failed for all peers."""
+        """Return whether messages were aborted on this rank, or have failed for all peers."""
         return self._aborted or self._failure is not None
 
     def abort(self, why: str) -> None:
@@ -210,7 +211,7 @@ class Messages:
     def _serve(self) -> None:
         """Move messages while no thread waits for them.
 
-        Waking this thread costs a waiter more than a small message does. So it polls for a while,
+        Waking this thread costs a waiter more than a small message. It therefore polls for a while,
         and sleeps only after several idle polls.
         """
         looks = 0
@@ -273,7 +274,7 @@ class Messages:
         """
         while True:
             try:
-                message = self._ended.popleft()  # several threads may be here
+                message = self._ended.popleft()  # several threads may run this
             except IndexError:
                 return
             message.finish()
@@ -283,7 +284,7 @@ class Messages:
             return self._sources(), [dst for dst, queue in self._outbox.items() if queue]
 
     def _sources(self) -> list[int]:
-        """Return the ranks from which messages are wanted."""
+        """Return the ranks from which messages are requested."""
         if len(self._wanted) == 1 and self._wanted[0].peer is not None:
             return [self._wanted[0].peer]
         return [src for src in range(len(self._inboxes)) if self._is_wanted(src)]
@@ -507,9 +508,7 @@ class Messages:
 
 
 def _later_error(failure: BaseException) -> BaseException:
-    """Return the error for later calls. A size mismatch is reported as an earlier failure, not as
-    theirs.
-    """
+    """Return the error for later calls. A size mismatch is reported as an earlier failure."""
     if not isinstance(failure, MismatchError):
         return failure
     error = HorovodInternalError(f"messages of this group failed earlier: {failure}")

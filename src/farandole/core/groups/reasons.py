@@ -1,4 +1,4 @@
-"""Errors of one rank that end a group, as the reason of an abort: its text carries their type, so
+"""Errors of one rank that end a group, as the reason of an abort. The text includes the type, so
 that all ranks raise the same type for the same event.
 """
 
@@ -13,7 +13,9 @@ _REASON = re.compile(rf"({'|'.join(_TYPES)}) \(rank (-?\d+)\): (.*)", re.DOTALL)
 
 
 def reason_of(error: BaseException, text: str) -> str:
-    """Return the reason of an abort that ``error`` causes. ``text``: the error, for other ranks."""
+    """Return the reason of an abort caused by ``error``. ``text``: the error as text for other
+    ranks.
+    """
     kind = type(error).__name__
     if kind not in _TYPES:
         return text

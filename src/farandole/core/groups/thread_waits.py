@@ -1,10 +1,10 @@
-"""Detect whether a thread is waiting, so that another one can run the calls left to it.
+"""Detect whether a thread is waiting, so that another thread can run the calls left to it.
 
 Threads inside waits and calls of this package are marked (``waiting_for``, ``in_calls``). A thread
-may also wait for a lock, a future or C++ code of the program, which neither PyTorch nor the program
-declares. Those waits are guessed in ``_foreign_signs`` only: the kernel reports whether a thread
-sleeps, and the names in its innermost function suggest whether it waits. A wrong guess costs time
-or the order of callbacks, never a result.
+may also wait for a lock, a future or C++ code of the program, which is not marked. Only
+``_foreign_signs`` guesses such waits: the kernel reports whether a thread sleeps, and the names in
+its innermost function suggest whether it waits. A wrong guess costs time or changes the order of
+callbacks, but never a result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Hashable
 
 LONG = 1.0  # seconds without other evidence of a wait: threads running a kernel sleep, too
-_WAITS = frozenset({"wait", "acquire"})  # names used in functions that wait
+_WAITS = frozenset({"wait", "acquire"})  # names used in waiting functions
 _ASKS = "done"  # the name used in functions that poll a future
 
 in_calls: set[int] = set()  # idents of threads that run calls of a queue, or wait for their turn
@@ -23,11 +23,11 @@ waiting_for: dict[int, object] = {}
 
 
 def signs(thread: int, behind: float, runs_call: Callable[[int], bool]) -> dict[Hashable, float]:
-    """Return signs that a thread (by its native id) is waiting, each with the seconds for which it
-    must last.
+    """Return signs that a thread (by its native id) is waiting, each with its minimum duration in
+    seconds.
 
     ``behind``: seconds that the thread may sleep inside a call; ``runs_call``: whether a thread (by
-    its ident) runs one.
+    its ident) runs a call.
     """
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     if own is not None:
@@ -41,7 +41,7 @@ def signs(thread: int, behind: float, runs_call: Callable[[int], bool]) -> dict[
 
 
 def _foreign_signs(thread: int, own: int | None) -> dict[Hashable, float]:
-    """Return the signs of a thread outside of all calls and waits of this package."""
+    """Return the signs of a thread outside of this package's calls and waits."""
     frame = sys._current_frames().get(own) if own is not None else None
     sleep = current_sleep(thread)
     found: dict[Hashable, float] = {}
