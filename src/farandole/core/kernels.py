@@ -1,8 +1,7 @@
 """The arithmetic of all transports: elementwise reduction of arrays in a fixed order.
 
-Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit
-floats are widened to float32, summed there and rounded once; integers that are scaled are summed in
-int64.
+Parts are always combined in rank order, so all reducing ranks get the same bits. 16-bit floats are
+widened to float32, summed and rounded once; integers that are scaled are summed in int64.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _UFUNCS: dict[ReduceOp, Any] = {
 
 
 def quiet() -> np.errstate:
-    """Return a context without numpy's warnings: gradients may overflow to infinity, which is for
-    the optimizer to detect.
+    """Return a context without numpy's warnings: gradients may overflow to infinity, which the
+    optimizer detects.
     """
     return np.errstate(all="ignore")
 
@@ -42,7 +41,7 @@ def reduce_into(
     """Compute ``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
 
     Arrays are 1-D, of ``dtype.storage`` and of the same length. ``out`` may be one of the first two
-    parts, but no other.
+    parts, but not a later one.
     """
     with quiet():
         reducer(op, dtype, scale)(out, parts)
@@ -53,7 +52,7 @@ def reducer(
 ) -> Callable[[Array, Sequence[Array]], None]:
     """Return ``reduce_into`` for one operation, type and scale, prepared once for many chunks.
 
-    The caller enters ``quiet()``, also once rather than for each chunk.
+    The caller enters ``quiet()``, also only once.
     """
     ufunc = _UFUNCS[op]
     if dtype.is_half:
@@ -109,7 +108,7 @@ def divisor_of(scale: float) -> int:
 
 
 def halves(values: Any) -> tuple[Any, Any]:
-    """Return the upper and the lower 32 bits of int64 ``values``. Their sums fit in 64 bits where
+    """Return the upper and the lower 32 bits of int64 ``values``. Their sums fit in 64 bits even if
     the sum of the values overflows.
     """
     return values >> 32, values & 0xFFFFFFFF
@@ -144,7 +143,9 @@ def scaled_halves(high: Any, low: Any, scale: float) -> Any:
 
 
 def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
-    """Return the type of a reduction's partial results, so that it rounds only once, at the end."""
+    """Return the dtype of a reduction's partial results, so that it rounds only once, at the
+    end.
+    """
     if dtype.is_half:
         return np.dtype(np.float32)
     if scale != 1.0 and not dtype.is_float:
@@ -220,7 +221,7 @@ def _reduce_half(
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Return how many of ``total`` rows each of ``parts`` ranks gets. The first ranks get one more
+    """Return the number of ``total`` rows for each of ``parts`` ranks. The first ranks get one more
     each for the remainder (Horovod's rule).
     """
     base, extra = divmod(total, parts)

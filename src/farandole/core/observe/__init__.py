@@ -1,3 +1,3 @@
-"""Observers of an engine: timeline, autotune, stall check, and the counts of exchanged parameters
-and gradients.
+"""Observers of an engine: timeline, autotune, stall check, and counts of exchanged parameters and
+gradients.
 """

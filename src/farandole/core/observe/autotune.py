@@ -1,8 +1,8 @@
-"""Autotune: tries sizes of exchanges during training and keeps the fastest.
+"""Autotune: tries exchange sizes during training and keeps the fastest.
 
 Rank 0 measures and decides; its decisions are attached to its messages, so all ranks adopt them in
 the same round. A coordinate search over a grid of sizes finds the best one. It must beat the
-initial sizes in a duel, else these are kept.
+initial sizes in a duel; otherwise the initial sizes are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.base.types import Kind, Sizes
 from farandole.errors import SettingsError
 from farandole.job.config import Settings
 
-SAMPLES = 5  # per size; the median counts
+SAMPLES = 5  # samples per size; the median counts
 GAIN = 1.02  # factor by which a challenger must be better to replace the initial sizes
 SHORTEST = 0.02  # least duration of a sample in seconds
 THRESHOLDS = [0, *(1 << power for power in range(18, 28))]  # 0, 256 KiB, ... 128 MiB
@@ -54,11 +54,11 @@ class TunableEngine(Protocol):
 def search(
     thresholds: Sequence[int], buckets: Sequence[int], start: Sizes, limit: int
 ) -> Generator[Sizes, float, Sizes]:
-    """Find the best point of a grid, axis by axis: yields a point, receives its score. Pure.
+    """Find the best point of a grid, axis by axis: yield a point, receive its score. Pure.
 
-    All values of one axis are tried with the best value of the other, alternately, until neither
-    changes. Buckets come first: they carry an optimizer's gradients. Each point is tried once, up
-    to ``limit`` points.
+    All values of one axis are tried with the best value of the other axis, alternately, until
+    neither changes. Buckets come first: they carry an optimizer's gradients. Each point is tried
+    once, up to ``limit`` points.
     """
     scores = {start: (yield start)}
     best, before = start, None
@@ -95,7 +95,7 @@ def better(challenger: Sequence[float], champion: Sequence[float]) -> bool:
 
 
 def axis(values: Sequence[int], start: int, most: float) -> list[int]:
-    """Return the values to try. Above ``most``, larger values have the same effect, so only the
+    """Return the values to try. All values above ``most`` have the same effect, so only the
     smallest of them is included.
     """
     useful = [value for value in values if value < most] + [
@@ -188,7 +188,7 @@ class Tuning:
         try:
             self._log.write(line + "\n")
             self._log.flush()
-        except OSError as error:  # a full disk ends the log, not the training
+        except OSError as error:  # a full disk ends the log, but not the training
             logger.warning(
                 "the autotune log ends here, because it can no longer be written: %s",
                 error.strerror,
@@ -240,7 +240,7 @@ class Tuner(Observer):
             )
         self.done = True
         if self._log is not None:
-            with contextlib.suppress(OSError):  # it failed to be written before
+            with contextlib.suppress(OSError):  # an earlier write failed
                 self._log.close()
             self._log = None
 
@@ -284,7 +284,7 @@ class Tuner(Observer):
             self._engine.propose(point)
 
     def _tuning(self) -> Tuning:
-        """Start the tuning with the first sample, when strategies have laid out their buckets."""
+        """Start the tuning with the first sample, after strategies have laid out their buckets."""
         settings, usual = self._settings, Settings()
         thresholds = settings.fusion_threshold == usual.fusion_threshold
         buckets = settings.bucket_bytes == usual.bucket_bytes and self._engine.bucketed is not None
@@ -292,9 +292,7 @@ class Tuner(Observer):
 
 
 def _key(name: str, nbytes: int) -> str:
-    """Return the key of a collective within a step: its name, or its size if it is unnamed and only
-    numbered.
-    """
+    """Return the key of a collective within a step: its name, or its size if it is unnamed."""
     head, _, tail = name.rpartition(".")
     return f"{head}/{nbytes}" if head.endswith("noname") and tail.isdigit() else name
 

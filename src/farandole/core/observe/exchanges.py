@@ -11,7 +11,7 @@ from farandole.base.contracts import Observer
 from farandole.base.exchange_names import is_of_optimizer
 from farandole.base.types import Kind, Response
 
-_FEW = 64  # elements; smaller tensors are metrics rather than gradients
+_FEW = 64  # elements; smaller tensors count as metrics, not gradients
 # sparse gradients are gathered
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}
 
@@ -21,17 +21,17 @@ class ExchangeCounts(Observer):
 
     def __init__(self) -> None:
         self.broadcast = 0  # elements of parameters broadcast to all ranks
-        self.largest = 0  # elements of the largest broadcast: one model of several
-        self.exchanged = 0  # elements of the largest tensor that ranks combined
-        self.by_program = 0  # ... without distributed optimizers
+        self.largest = 0  # elements of the largest broadcast: one of several models
+        self.exchanged = 0  # elements of the largest combined tensor
+        self.by_program = 0  # ... outside of distributed optimizers
         self._before = 0  # elements of parameters broadcast before the ranks were initialized again
         self.skipped = False  # the check for exchanged gradients is disabled
-        # return whether the broadcast parameters are unchanged; None: unknown
+        # functions that return whether the broadcast parameters are unchanged; None: unknown
         self.unchanged: list[Callable[[], bool | None]] = []
 
     def add_broadcast(self, elements: int) -> None:
-        """Count a broadcast to all ranks. A negative number subtracts elements of the last one that
-        were not parameters.
+        """Count a broadcast to all ranks. A negative number subtracts non-parameters of the last
+        broadcast.
         """
         self.broadcast += elements
         self.largest = max(min(self.largest, self.broadcast_in_all()), elements)
@@ -62,8 +62,8 @@ class ExchangeCounts(Observer):
         self.skipped = self.skipped or earlier.skipped
 
     def no_gradients(self, size: int) -> bool:
-        """Return whether ``size`` ranks received the same parameters and exchanged no gradients
-        since. False if the check is disabled.
+        """Return whether ``size`` ranks received the same parameters and have exchanged no
+        gradients since; False if the check is disabled.
         """
         enough = min(_FEW, self.largest / 10)
         return (

@@ -1,5 +1,5 @@
-"""The stall check: reports the ranks that are missing in a collective and their positions in the
-program. It ends the job after the configured time.
+"""The stall check: reports the missing ranks of a collective and their positions in the program,
+and ends the job after the configured time.
 """
 
 from farandole.core.observe.stall.check import StallCheck

@@ -1,4 +1,4 @@
-"""Decides when a stall is reported and when it ends the job."""
+"""Decides when to report a stall and when to end the job."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from farandole.core.observe.stall.stack_query import Answer, StackQuery
 
 _ANSWER_SECONDS = 3.0  # seconds after which a rank counts as silent
-_LAST_SECONDS = 0.7  # the same when the job is about to end
-# seconds that other ranks leave to the reporting rank before they end the job themselves
+_LAST_SECONDS = 0.7  # the same shortly before the end of the job
+# seconds for the reporting rank to end the job before other ranks do
 _GRACE = 2.0
-# least seconds of the first warning: 0 could not be doubled, and would always be due
+# minimum seconds until the first warning: 0 cannot be doubled and is always due
 _LEAST = 0.1
 _FRESH = 3.0  # seconds for which the engine's last report is valid
 
 
 class StallCheck(Observer):
-    """Reports stalled collectives after the warning time, and again with more details each time
-    that the wait has doubled.
+    """Reports stalled collectives after the warning time, and again with more details each time the
+    wait has doubled.
 
-    The lowest of the waiting ranks reports. The first lines are Horovod's.
+    The lowest waiting rank reports. The first lines are Horovod's.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class StallCheck(Observer):
 
     def _left_to_another(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer]) -> bool:
         """Return whether a lower rank reports. Ranks that wait for each other all consider
-        themselves the lowest.
+        themselves the lowest waiting rank.
         """
         mine = self._ranks[self.rank] if self._ranks else self.rank
         about = 0.8 * max(wait.seconds for wait in stalled)
         return any(answers[rank].seconds >= about for rank in answers if rank < mine)
 
     def _end(self, stalled: Sequence[Waiting], over: Sequence[Waiting]) -> str:
-        """Return why the job ends; empty to leave the report to another rank."""
+        """Return the reason to end the job; empty to leave the report to another rank."""
         reports = any(self._is_reporter(wait) for wait in over)
         late = max(wait.seconds for wait in over) >= self.limit + _GRACE
         if not reports and not late:

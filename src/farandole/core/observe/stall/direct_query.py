@@ -1,7 +1,7 @@
 """Queries ranks for their stacks, each over its own connection.
 
-A thread of every rank answers, so a rank whose main thread is busy answers, too. For a silent rank
-on this host, the kernel provides the state of its process.
+A thread of every rank answers, even while the main thread is busy. For a silent rank on this host,
+the kernel provides the state of its process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from farandole.net.handshake import Newcomers, authenticate
 
 _SERVE_SECONDS = 3.0  # seconds for which one query is served
 _LONGEST = 1 << 20  # bytes of an answer
-_PENDING = 16  # least number of connections in a handshake at one time; all ranks may query
-_PAUSE = (
-    0.05  # seconds before retrying a rank that closed the connection: it had too many connections
-)
+_PENDING = 16  # minimum limit on concurrent handshakes; all ranks may query
+_PAUSE = 0.05  # seconds before retrying a rank that closed the connection because it had too many
 
 
 class DirectQuery:
@@ -107,8 +105,8 @@ class DirectQuery:
             sock.close()
 
     def _entries(self, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
-        """Return the entries of these ranks that are found within ``seconds``. Their server may be
-        the stopped process itself.
+        """Return the entries of these ranks found within ``seconds``. Their server may be the
+        stopped process itself.
         """
         found: dict[int, bytes] = {}
 
@@ -124,8 +122,8 @@ class DirectQuery:
         return dict(found)
 
     def _ask_until(self, end: float, host: str, port: int, rank: int) -> Answer | None:
-        """Return the answer of a rank: without a stack if the rank closed the connection or
-        refused; None if it was silent.
+        """Return the answer of a rank, without a stack if the rank closed or refused the
+        connection; None if it was silent.
         """
         silent, left = True, end - time.monotonic()
         while left > 0:

@@ -1,11 +1,11 @@
-"""Readable names for collectives that the program did not name."""
+"""Readable names for the program's unnamed collectives."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-MOST = 6  # the most names in a list
+MOST = 6  # maximum number of names in a list
 _INTERNAL = [  # patterns, compiled when the first collective stalls
     (r"(?:allocate\.)?optimizer\.(\d+)(?:\..*)?", r"gradients of DistributedOptimizer \1"),
     (r"process_set\.(add|remove)\.\d+", r"\1_process_set"),
@@ -22,7 +22,7 @@ _INTERNAL = [  # patterns, compiled when the first collective stalls
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return up to ``MOST`` different ``names`` as text."""
+    """Return up to ``MOST`` distinct ``names`` as text."""
     return ", ".join(list(dict.fromkeys(map(shown, names)))[:MOST])
 
 

@@ -1,4 +1,4 @@
-"""The kernel's information about the process of a silent rank."""
+"""The kernel's information on the process of a silent rank."""
 
 from __future__ import annotations
 

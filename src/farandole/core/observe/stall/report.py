@@ -23,7 +23,7 @@ def report(
     *,
     detailed: bool = False,
 ) -> str:
-    """Return the warning about these collectives; ``detailed``: with the user's whole stack of
+    """Return the warning about these collectives; ``detailed``: with the user's complete stack of
     every rank.
     """
     agreeing = [wait for wait in stalled if not wait.inside]
@@ -42,7 +42,7 @@ def report(
 
 
 def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer]) -> str:
-    """Return the reason why the job ends."""
+    """Return the reason for the end of the job."""
     names = _names(over)
     silent = {rank: answer.silent for rank, answer in answers.items() if answer.silent}
     if any(wait.inside for wait in over):
@@ -56,8 +56,8 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
 
 
 def stacks_text(answers: Mapping[int, Answer]) -> str:
-    """Return the innermost frames of each rank, or why it is silent, as lines for the end of a
-    message.
+    """Return the innermost frames of each rank, or the reason of its silence, as lines for the end
+    of a message.
     """
     lines = []
     for rank, answer in answers.items():
@@ -156,7 +156,7 @@ def _missing(stalled: Sequence[Waiting]) -> list[int]:
 
 
 def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
-    """Return the missing ranks, without ranks that wait for another missing one in an earlier
+    """Return the missing ranks, except ranks that wait for another missing rank in an earlier
     collective.
     """
     held = {

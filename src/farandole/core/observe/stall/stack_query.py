@@ -1,8 +1,8 @@
-"""Queries for the activity and the stacks of ranks.
+"""Queries for the ranks' activities and stacks.
 
 ``StoreQuery`` uses the job's store; ``DirectQuery`` uses a connection to each rank, for groups of
-torch.distributed, which may exist without a store. Questions, answers and the information about
-silent ranks are the same.
+torch.distributed, which may exist without a store. Both have the same questions, answers and
+information on silent ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Answer(NamedTuple):
     """A rank's activity.
 
     ``silent``: why it does not answer; empty if it does. ``waits``: names of collectives in which
-    other ranks are missing. ``stuck``: names of started collectives that do not proceed, as they
-    wait for the ranks ``awaited``. ``seconds``: the longest wait. ``stack``: the user's frames of
-    the main thread, the innermost last.
+    other ranks are missing. ``stuck``: names of started collectives that make no progress, because
+    they wait for the ranks ``awaited``. ``seconds``: the longest wait. ``stack``: the user's frames
+    of the main thread, innermost last.
     """
 
     silent: str = ""
@@ -35,15 +35,15 @@ class Answer(NamedTuple):
 
 
 class StackQuery(Protocol):
-    """One rank's side of the queries: its thread answers, and it may send queries. ``ranks``: all
-    ranks that can be queried.
+    """One rank's side of the queries: its thread answers queries, and it may send queries.
+    ``ranks``: all ranks that can be queried.
     """
 
     ranks: Sequence[int]
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """Return the answers of these ranks within ``seconds``. Ranks without any information are
-        left out.
+        """Return the answers of these ranks within ``seconds``, without ranks that give no
+        information.
         """
 
     def close(self) -> None: ...

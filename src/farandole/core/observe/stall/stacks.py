@@ -23,8 +23,8 @@ class Frame(NamedTuple):
 
 
 def users() -> list[Frame]:
-    """Return the user's own frames of the main thread, the innermost last; library frames if there
-    are only those.
+    """Return the user's frames of the main thread, innermost last; library frames if there are no
+    others.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:

@@ -1,6 +1,6 @@
-"""Queries every rank for its activity, through the job's store.
+"""Queries for the activity of all ranks, through the job's store.
 
-A thread of every rank waits for the question, so a rank whose main thread is busy answers, too. A
+A thread of every rank waits for the question, and answers even while the main thread is busy. A
 rank that does not answer is stopped, or holds Python's lock. If it is on this host, the kernel
 provides its state.
 """
@@ -35,9 +35,9 @@ class QueryStore(Protocol):
 class StoreQuery:
     """One rank's side of the queries, from ``init`` to ``shutdown``.
 
-    ``waiting`` returns the collectives that wait on this rank, on any thread. ``client`` is used at
-    once, to publish this process. ``connect`` opens a dedicated connection ``delay`` seconds later,
-    so that shorter jobs do not need it.
+    ``waiting`` returns the collectives that wait on this rank, on any thread. ``client`` is used
+    immediately, to publish this process. ``connect`` opens a dedicated connection ``delay`` seconds
+    later, so that short jobs do not need it.
     """
 
     def __init__(

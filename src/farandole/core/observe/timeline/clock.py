@@ -13,9 +13,10 @@ def ahead(
 ) -> float:
     """Return the seconds by which the other clock is ahead of this one.
 
-    ``ask`` returns the time and the name of the other clock. Clocks of the same name are one clock,
-    and the result is 0. Otherwise, the fastest of several exchanges counts, as if the clock was
-    read half-way through it. The error is at most half the duration of this exchange.
+    ``ask`` returns the time and the name of the other clock. Clocks with the same name are the same
+    clock, and the result is 0. Otherwise, the fastest of several exchanges counts, on the
+    assumption that the clock was read half-way through it. The error is at most half the duration
+    of this exchange.
     """
     best, offset = float("inf"), 0.0
     for _ in range(TRIES):

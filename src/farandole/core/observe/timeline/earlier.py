@@ -10,8 +10,8 @@ _NAME = b'{"ph":"M","name":"process_name"'  # a tensor's, as written by ``Trace`
 
 
 class Earlier(NamedTuple):
-    """The content of a timeline. ``head``: the description in its first event; ``tensors``: their
-    numbers by name; ``end``: bytes of complete events.
+    """The content of a timeline. ``head``: the description in its first event; ``tensors``: the
+    tensors' numbers by name; ``end``: bytes of complete events.
     """
 
     head: dict[str, Any]
@@ -20,8 +20,8 @@ class Earlier(NamedTuple):
 
 
 def earlier(path: str) -> Earlier | None:
-    """Read a timeline; None for a file that is missing or not a timeline. If a kill truncated it,
-    the complete events are used.
+    """Read a timeline; None for a file that is missing or not a timeline. If the file was truncated
+    by a kill, only complete events are used.
     """
     head: dict[str, Any] = {}
     tensors: dict[str, int] = {}

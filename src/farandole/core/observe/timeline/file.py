@@ -14,7 +14,7 @@ _CLOSE = b"\n]\n"
 
 
 def claim(fd: int, keep: int = 0) -> bool:
-    """Lock a file and truncate it to ``keep`` bytes. Return False if another job is writing it.
+    """Lock a file and truncate it to ``keep`` bytes. Return False if another job is writing to it.
 
     The lock belongs to this process alone, not to forked children, and ends with it. On a file
     system without locks the file is used unlocked.
@@ -30,7 +30,7 @@ def claim(fd: int, keep: int = 0) -> bool:
 
 
 class ArrayFile:
-    """A JSON array file. Each write replaces the closing bracket and adds a new one, so readers
+    """A JSON array file. Each write replaces the closing bracket and appends a new one, so readers
     always find a complete array. A process killed during a write may leave the last line truncated,
     which ``merge.read`` and trace viewers accept.
     """
@@ -60,7 +60,7 @@ class ArrayFile:
             self._write(_CLOSE) if keep else self.append([])
 
     def append(self, elements: Sequence[str]) -> None:
-        """Append elements, each a JSON text. If there is no room, restore the file and raise
+        """Append elements, each a JSON text. If the disk is full, restore the file and raise
         OSError.
         """
         text = self._separator + ",\n".join(elements).encode() if elements or not self._end else b""

@@ -28,7 +28,7 @@ def read(path: str) -> list[Event]:
 
 
 def _parsed(text: str) -> Any:
-    """Return the parsed array, without the last line if a kill truncated it."""
+    """Return the parsed array, without the last line if it was truncated by a kill."""
     try:
         return json.loads(text)
     except ValueError:

@@ -28,7 +28,7 @@ from farandole.core.observe.timeline.trace import (
     Trace,
 )
 
-ROOM = 100_000  # records that may wait to be written
+ROOM = 100_000  # maximum number of unwritten records
 _PAUSE = 0.04  # seconds between two drains of the records
 _SLICE = 8  # records between two writes; a write lets other threads run
 
@@ -70,9 +70,7 @@ class Timeline:
             )
 
     def stop(self) -> None:
-        """Close the file, which is complete when this returns. Without a file this has no
-        effect.
-        """
+        """Close the file, which is then complete. Without a file this has no effect."""
         with self._changing:
             self._stop()
 

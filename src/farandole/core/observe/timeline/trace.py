@@ -1,10 +1,10 @@
-"""Converts the engine's records to the events of a Chrome trace. Pure.
+"""Converts the engine's records into the events of a Chrome trace. Pure.
 
 As in Horovod's timeline every tensor is a "process". Its activities are NEGOTIATE_<KIND>, with a
-tick for each rank at the time when that rank was ready; then <KIND>, which contains QUEUE and
+tick for each rank at the time when it was ready; then <KIND>, which contains QUEUE and
 <WIRE>_<KIND>. The latter contains the parts of the exchange, shown at the first of the fused
-tensors. A part that overlaps the others has a line of its own. Unnamed tensors share the name of
-their request; those in flight at the same time are on separate threads.
+tensors. A part that overlaps the others has a separate line. Unnamed tensors share the name of
+their request; concurrent ones are on separate threads.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Finished(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The identity of an engine: a prefix for its names, its wire, and the job's numbers of its
-    ranks.
+    """The identity of an engine: a prefix for its names, its wire, and the job ranks of its
+    members.
     """
 
     prefix: str
@@ -92,9 +92,7 @@ class _Tensor:
 
 
 class _Flight:
-    """A tensor in flight, from the first request to the end. ``open``: the started activities that
-    have not ended.
-    """
+    """A tensor in flight, from the first request to the end. ``open``: the current activities."""
 
     def __init__(self, tensor: _Tensor, request: Request) -> None:
         self.tensor = tensor
@@ -118,7 +116,7 @@ class Trace:
         *,
         mark_cycles: bool = False,
     ) -> None:
-        """Create a trace. ``begin``: the time that is 0 in the file; ``epoch``: the same moment in
+        """Create a trace. ``begin``: the time that is 0 in the file; ``epoch``: the same time in
         seconds since 1970; ``tensors``: the numbers of the tensors in an existing file.
         """
         self._rank = rank
@@ -172,7 +170,7 @@ class Trace:
         return self._take()
 
     def lost(self, count: int) -> list[str]:
-        """Return a mark that ``count`` records were discarded."""
+        """Return a mark for ``count`` discarded records."""
         return [
             f'{{"ph":"i","name":"LOST {count}'
             f' RECORDS","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}'
@@ -191,7 +189,9 @@ class Trace:
         return events
 
     def _known(self, scope: Scope, names: Sequence[str]) -> list[_Flight]:
-        """Return the flights whose start was recorded; a timeline may start in the middle."""
+        """Return the flights whose start was recorded; a timeline may start in the middle of a
+        flight.
+        """
         flights = (self._flights.get(scope.prefix + name) for name in names)
         return [flight for flight in flights if flight is not None and flight.open]
 
