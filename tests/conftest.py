@@ -1,4 +1,4 @@
-"""What every test shares: nothing may be left behind, and processes of the pool end with the
+"""Fixtures of all tests: no test leaves anything behind, and processes of the pool end with the
 session.
 """
 
@@ -62,8 +62,8 @@ def _end_the_pool() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_as_in_a_terminal() -> None:
-    """Started in the background, this process ignores some signals, and whatever it starts would
-    ignore them too.
+    """Restore signals that a process started in the background ignores: its child processes would
+    ignore them, too.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -71,7 +71,7 @@ def _signals_as_in_a_terminal() -> None:
 
 @pytest.fixture(autouse=True)
 def _log_as_in_a_new_process() -> None:
-    """A job of an earlier test may have set up the log of this process: caplog would hear a record
+    """Reset the log, which a job of an earlier test may have set up: caplog would get a record
     twice, or never.
     """
     for handler in list(logger.handlers):
@@ -83,7 +83,7 @@ def _log_as_in_a_new_process() -> None:
 
 @pytest.fixture(scope="module")
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
-    """Two nodes of this machine."""
+    """Yield a Slurm cluster of two nodes on this machine."""
     why = slurm.reason()
     if why:
         pytest.skip(why)

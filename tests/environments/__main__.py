@@ -1,10 +1,10 @@
-"""Runs every test, three environments at a time: ``python -m tests.environments [NAME ...]``.
+"""Run every test, three environments at a time: ``python -m tests.environments [NAME ...]``.
 
-``main`` is this interpreter, for all that needs no other environment. ``NAME.txt`` in this folder
-pins what another one holds; its line ``# tests:`` says what is run there. ``PARTS`` of both run
-apart, so that more tests wait at the same time. An environment is built
-once per content of its pins, beside others of its kind in FARANDOLE_ENVIRONMENTS (by default a
-folder in the user's cache), so that clones share it. Farandole itself is taken from this checkout.
+``main`` is this interpreter, for all tests that need no other environment. ``NAME.txt`` in this
+folder pins the packages of another environment; its line ``# tests:`` lists the tests. ``PARTS`` of
+an environment run separately, because tests mostly wait. An environment is built once for each
+content of its pins, in FARANDOLE_ENVIRONMENTS (by default a folder in the user's cache), so that
+clones share it. Farandole itself is imported from this checkout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.conftest import FOLDERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-# What every environment has: Farandole's own dependencies, and what tests are run with.
+# Packages of every environment: Farandole's dependencies, and pytest.
 COMMON = ("cloudpickle>=2.2", "psutil>=5.9", "rich>=13", "pytest>=8", "pytest-timeout>=2.3")
 DEFAULT_HOME = (
     Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farandole" / "environments"
@@ -62,7 +62,7 @@ SPARK_TESTS = (
 
 
 class Part(NamedTuple):
-    """Tests of an environment that run apart from its others, in the same interpreter."""
+    """Tests of an environment that run separately, with the same interpreter."""
 
     environment: str
     tests: tuple[str, ...]
@@ -82,8 +82,8 @@ ALLOWED = re.compile(r"GPU|NCCL|FARANDOLE_DATA|does not apply")
 
 
 class Outcome(NamedTuple):
-    """Of an environment: pytest's exit code; what closes its output (skipped, failed and why, the
-    count); the lines of skips; and the slowest tests.
+    """The result of an environment: pytest's exit code; the end of its output (skips, failures with
+    reasons, counts); the lines of skips; and the slowest tests.
     """
 
     code: int
@@ -93,8 +93,8 @@ class Outcome(NamedTuple):
 
 
 def names() -> list[str]:
-    """In the order in which they begin, the longest first: the largest one is built while ``main``
-    is tested.
+    """Return the names in the order of their start, longest first: the largest environment is built
+    while ``main`` runs.
     """
     largest, *others = sorted(HERE.glob("*.txt"), key=lambda path: (-len(pins(path)), path.stem))
     first = [largest.stem, MAIN]
@@ -102,7 +102,7 @@ def names() -> list[str]:
 
 
 def environment_of(name: str) -> str:
-    """The environment of a part, or ``name`` itself."""
+    """Return the environment of a part; of any other name, the name."""
     return PARTS[name].environment if name in PARTS else name
 
 
@@ -111,7 +111,7 @@ def pins(path: Path) -> list[str]:
 
 
 def arguments(name: str) -> list[str]:
-    """Pytest's arguments that select what is run here."""
+    """Return the pytest arguments that select the tests."""
     apart = [path for part in PARTS.values() if part.environment == name for path in part.tests]
     if name == MAIN:
         return [f"--ignore={path}" for path in apart]
@@ -119,8 +119,8 @@ def arguments(name: str) -> list[str]:
 
 
 def paths(name: str) -> list[str]:
-    """The tests of a part or of an environment with its parts: those of its paths that are there.
-    Of ``main`` all that can be imported.
+    """Return the existing test paths of a part, or of an environment with its parts; for ``main``,
+    all that can be imported.
     """
     if name == MAIN:
         return []
@@ -132,7 +132,7 @@ def paths(name: str) -> list[str]:
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of an environment, which is built now if it is not there."""
+    """Return the interpreter of an environment, which is built if it does not exist."""
     name = environment_of(name)
     if name == MAIN:
         return Path(sys.executable)
@@ -158,14 +158,14 @@ def python_of(name: str) -> Path:
 
 
 def slowest(lines: Sequence[str]) -> list[tuple[float, str]]:
-    """Seconds and phase of the tests that pytest's ``--durations`` lists."""
+    """Return the seconds and phases of the tests that pytest's ``--durations`` lists."""
     found = [re.fullmatch(r"([\d.]+)s (call|setup|teardown) +(.+)", line) for line in lines]
     return [(float(each[1]), f"{each[3]} ({each[2]})") for each in found if each]
 
 
 def by_interpreter(results: Mapping[str, Outcome]) -> dict[str, list[str]]:
-    """The lines of skips by environment. Those of a part count there: a skip in a file that
-    several tests share, such as a kit, is a skip of the interpreter that both have.
+    """Return the lines of skips by environment. Skips of a part count for its environment: a skip
+    in a file that several tests share, such as a kit, belongs to the interpreter of both.
     """
     skipped: dict[str, list[str]] = {}
     for name, each in results.items():
@@ -174,8 +174,10 @@ def by_interpreter(results: Mapping[str, Outcome]) -> dict[str, list[str]]:
 
 
 def hidden(skipped: dict[str, list[str]]) -> list[str]:
-    """The skips by which no environment runs a test, as ``environment: line``, but for those that
-    ``ALLOWED`` names. ``skipped``: by environment, pytest's lines ``SKIPPED [1] path:line: reason``.
+    """Return the skips of tests that no environment runs, as ``environment: line``, except those
+    named in ``ALLOWED``.
+
+    ``skipped``: pytest's lines ``SKIPPED [1] path:line: reason`` by environment.
     """
     places = {name: set(map(_place, lines)) for name, lines in skipped.items()}
     return [
@@ -190,16 +192,15 @@ def hidden(skipped: dict[str, list[str]]) -> list[str]:
 
 
 def _place(line: str) -> tuple[str, str, str]:
-    """The path, line number and reason of a skip; without a number, the whole module is skipped.
-
-    A line that skips for several reasons skips other cases in other environments.
+    """Return the path, line number and reason of a skip; a skip of a whole module has no number. A
+    line that skips for several reasons skips different cases in different environments.
     """
     found = re.match(r"SKIPPED \[\d+\] ([^:]+)(?::(\d+))?: *(.*)", line)
     return (found[1], found[2] or "", found[3]) if found else (line, "", "")
 
 
 def covers(name: str, path: str) -> bool:
-    """Whether an environment collects the tests of a file."""
+    """Return whether an environment collects the tests of a file."""
     if name == MAIN:
         left_out = [folder for folders in FOLDERS.values() for folder in folders.split()]
         return not any(path.startswith(f"tests/{folder}") for folder in left_out)
@@ -243,9 +244,7 @@ def run(name: str) -> Outcome:
 
 
 def causes(lines: Sequence[str]) -> list[str]:
-    """What pytest says of the errors of the first failed tests, and the end of what these
-    printed.
-    """
+    """Return pytest's report of the first failed tests, and the end of their output."""
     found: list[str] = []
     for title, report in list(reports(lines))[:SHOWN]:
         printed = next(
@@ -258,7 +257,7 @@ def causes(lines: Sequence[str]) -> list[str]:
 
 
 def reports(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Title and lines of each failure in pytest's output."""
+    """Return title and lines of each failure in pytest's output."""
     begin = next(
         (index for index, line in enumerate(lines) if re.match(r"=+ (FAILURES|ERRORS) =+$", line)),
         len(lines),
@@ -275,12 +274,12 @@ def reports(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def ends(lines: Sequence[str]) -> list[str]:
-    """The first and the last lines of many."""
+    """Return the first and the last lines of a long list."""
     return [*lines] if len(lines) <= MOST else [*lines[: MOST // 2], "...", *lines[-MOST // 2 :]]
 
 
 def say(name: str, line: str) -> None:
-    """A line of one environment among those of others."""
+    """Print a line with the name of its environment."""
     print(f"{name:<10} {line}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The closing summary of all environments says why a test failed."""
+"""The closing summary of all environments gives the reason of each failure."""
 
 from __future__ import annotations
 

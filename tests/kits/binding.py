@@ -1,8 +1,8 @@
-"""What the collectives of every framework have to do, whatever its tensors are.
+"""Conformance kit of the collectives of a framework.
 
-A framework's test is ``class TestBinding(BindingKit)`` with a ``Binding``: how its tensors are made
-of numpy arrays and read. A case that needs a function which a framework does not offer (its
-``__all__`` says) is skipped.
+A framework's test is ``class TestBinding(BindingKit)`` with a ``Binding``, which converts numpy
+arrays to its tensors and back. Cases that need a function missing from the framework's ``__all__``
+are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOLERANCE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-12}
 
 
 class Binding(NamedTuple):
-    """One framework: its module, and the way from numpy arrays to its tensors and back."""
+    """A framework's module, with the conversion of numpy arrays to its tensors and back."""
 
     module: str
     make: Callable[[Any], Any]
@@ -59,9 +59,7 @@ class Binding(NamedTuple):
 
 
 def values(dtype: str, shape: str, n: int) -> list[Any]:
-    """Return every rank's small whole numbers: sums and products of them are exact in every
-    type.
-    """
+    """Return every rank's values: small integers, whose sums and products are exact in every dtype."""
     seed = [*SHAPES].index(shape)
     return [
         np.random.default_rng([seed, rank])
@@ -74,7 +72,7 @@ def values(dtype: str, shape: str, n: int) -> list[Any]:
 
 
 def reduced(op: str, dtype: str, every: list[Any]) -> Any:
-    """Return the reduction of all ranks' values by numpy."""
+    """Return the reduction of all ranks' values, computed by numpy."""
     wide = [value.astype(float if "float" in dtype else np.int64) for value in every]
     if op == "Average":
         mean = sum(wide) / len(wide)
@@ -86,7 +84,7 @@ def reduced(op: str, dtype: str, every: list[Any]) -> Any:
 
 
 class BindingKit:
-    """The cases; a subclass names the binding."""
+    """The cases; a subclass sets the binding."""
 
     binding: ClassVar[Binding]
 

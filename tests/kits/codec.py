@@ -1,11 +1,10 @@
-"""The conformance kit of codecs. A new one runs it in three lines:
+"""Conformance kit of codecs. A new codec runs it in three lines:
 
     class TestMine(CodecKit):
         def codec(self):
             return Mine()
 
-Ranks are threads. A codec that keeps what it has not sent does so under ``residual/`` and ``owed/``
-in its state.
+Ranks are threads. A codec keeps its residuals under ``residual/`` and ``owed/`` in its state.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 def gradients(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Arrays:
-    """One step's, flat, float64 with the precision of float32; some numbers are zero, some much
-    larger than others.
+    """Return the flat gradients of one step: float64 with the precision of float32. Some elements
+    are zero, some much larger than others.
     """
     rng = np.random.default_rng([rank, step])
     found = []
@@ -66,8 +65,10 @@ def step(
     absent: Container[int] = (),
     names: Sequence[int] | None = None,
 ) -> Arrays:
-    """One allreduce of ``arrays``; the results. What is read must not be written to. ``names``:
-    their numbers (those of their places); ``absent``: those not given.
+    """Return the results of one allreduce of ``arrays``, and check that inputs are not written.
+
+    ``names``: the numbers of the arrays (default: their positions); ``absent``: the numbers of
+    missing gradients.
     """
     datas = [stored(array, dtype) for array in arrays]
     outs = datas if in_place else [np.empty_like(data) for data in datas]
@@ -86,13 +87,13 @@ def step(
 
 
 def alike(results: Sequence[Any]) -> None:
-    """All ranks have the same bits, in every step."""
+    """Assert that all ranks have the same bits in every step."""
     told = [[array.tobytes() for arrays in steps for array in arrays] for steps in results]
     assert all(other == told[0] for other in told), "ranks differ"
 
 
 def unsent(codec: Codec) -> float:
-    """The sum of what this rank keeps for later."""
+    """Return the sum of this rank's residuals."""
     return float(
         sum(
             array.astype(np.float64).sum()
@@ -147,7 +148,7 @@ class CodecKit:
 
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_sent_plus_residual_equals_the_input(self, dtype: DType) -> None:
-        """Of codecs that keep what they have not sent; others keep nothing."""
+        """For codecs with residuals; other codecs keep nothing."""
 
         def body(transport: Transport, codec: Codec) -> tuple[float, float]:
             given = kept = 0.0
@@ -182,7 +183,7 @@ class CodecKit:
             assert abs(found - given) <= eps * total / 8
 
     def test_nothing_is_lost_where_groups_of_tensors_change(self) -> None:
-        """Buckets change: parameters come or are frozen, autotune tries other sizes."""
+        """Buckets change when parameters are added or frozen, and during autotune."""
         if not getattr(self.codec(), "feedback", False):
             return
         units = (

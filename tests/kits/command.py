@@ -1,4 +1,4 @@
-"""Programs that are started by the command, to their end."""
+"""Run a program by ``farandole run`` to its end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 def run_command(folder: Path, *options: str, seconds: float = 200.0) -> str:
     """Run ``train.py`` in ``folder`` by ``farandole run`` with ``options``, and return its stderr.
-
-    The program gets the path of the folder as its argument, and has to end with exit code 0.
+    The program gets the path of the folder as its argument, and must end with exit code 0.
     """
     command = ["-m", "farandole", "run", *options, sys.executable, "train.py", str(folder)]
     done = subprocess.run(

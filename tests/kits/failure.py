@@ -1,4 +1,4 @@
-"""The part of the conformance kit about the board, abort and close."""
+"""Conformance kit of wires: the board, abort and close."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class BoardKit(Worlds):
         self.run(size, body)
 
     def test_ranks_that_post_late(self) -> None:
-        """What started() and missing() say while ranks post one after the other, each when it is
-        told to.
-        """
+        """Check started() and missing() while ranks post one after the other."""
         go = [threading.Event() for _ in range(3)]
 
         def body(transport: Transport) -> None:
@@ -138,7 +136,7 @@ class BoardKit(Worlds):
 
 
 class FailureKit(Worlds):
-    """abort and close, between threads; what a killed process does is in ProcessKit."""
+    """abort and close between threads. ProcessKit has killed processes."""
 
     @pytest.mark.parametrize(
         "waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"]
@@ -231,7 +229,7 @@ class FailureKit(Worlds):
         self.run(2, body)
 
     def test_a_part_names_the_ranks_as_the_whole_does(self) -> None:
-        """Also a part of a part: who is lost is told by its number among all."""
+        """A part, or a part of a part, names a lost rank by its number in the job."""
         gone = threading.Event()
 
         def body(transport: Transport) -> None:

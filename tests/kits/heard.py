@@ -1,4 +1,4 @@
-"""The messages in the log of a job."""
+"""Collect the log messages of a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Handler(logging.Handler):
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """The texts of what is logged meanwhile."""
+    """Yield the list of messages that are logged in the block."""
     from farandole.base.log import logger
 
     handler = _Handler()
@@ -37,7 +37,7 @@ def listening() -> Iterator[list[str]]:
 
 
 def heard(n: int, *programs: Callable[[int], Any], **settings: Any) -> list[list[list[str]]]:
-    """By rank, what is said in each of the programs, run one after the other in one job."""
+    """Return, for each rank, the messages of each program; one job runs the programs in turn."""
     cloudpickle.register_pickle_by_value(sys.modules[programs[0].__module__])
 
     def body(rank: int) -> list[list[str]]:

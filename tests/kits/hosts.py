@@ -1,8 +1,8 @@
 """Several hosts on one machine: namespaces on a bridge, each with its name, address and sshd.
 
 A host is the namespaces (network, processes, mounts, name) of one process, its init, which ends
-when the pipe from the test does. The kernel then ends the processes of the host and takes its
-network away, also when the test was killed.
+when the test's end of a pipe is closed. The kernel then ends the processes of the host and removes
+its network, even if the test was killed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ sys.stdout.buffer.write(seen)
 
 @dataclass(frozen=True)
 class Host:
-    """``pid``: of its init, seen from outside."""
+    """A host; ``pid`` is the process id of its init in the test's namespace."""
 
     name: str
     address: str
@@ -123,18 +123,18 @@ class Host:
     switch: int
 
     def command(self, *words: str, folder: str = "") -> list[str]:
-        """The command line that runs ``words`` on this host."""
+        """Return the command line that runs ``words`` on this host."""
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid"]
         return [*inside, "env", "-C", folder or os.getcwd(), *words]
 
     def run(self, *words: str) -> str:
-        """What the command says on stdout. Raises CalledProcessError."""
+        """Return the stdout of a command on this host. Raises CalledProcessError."""
         return subprocess.run(
             self.command(*words), check=True, capture_output=True, text=True, timeout=60
         ).stdout
 
     def processes(self) -> list[int]:
-        """Of this host, by their numbers outside; without its init and its sshd."""
+        """Return the host's process ids in the test's namespace, without init and sshd."""
         try:
             space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
         except FileNotFoundError:  # its init has ended, or is about to
@@ -152,7 +152,7 @@ class Host:
         return found
 
     def sshd(self) -> int:
-        """The number of its sshd outside."""
+        """Return the process id of sshd in the test's namespace."""
         (found,) = [
             pid
             for pid in map(
@@ -163,11 +163,11 @@ class Host:
         return found
 
     def cable(self, state: str) -> None:
-        """``down``: nothing arrives here any more, and nothing leaves; ``up`` again."""
+        """Unplug the host (``down``: no packet arrives or leaves) or plug it in again (``up``)."""
         _ip(self.switch, "link", "set", f"to-{self.name}", state)
 
     def lose(self, other: Host) -> None:
-        """Packets from here to ``other`` are lost from now on."""
+        """Drop all further packets from this host to ``other``."""
         route = json.loads(self.run("ip", "-j", "route", "get", other.address))
         self.run(
             "ip",
@@ -183,14 +183,14 @@ class Host:
         )
 
     def die(self) -> None:
-        """All its processes at once, and its network, without a word to anybody."""
+        """End all processes and the network of the host at the same moment, as a crash does."""
         self.cable("down")
         os.kill(self.pid, signal.SIGKILL)
 
 
 class Capture:
-    """Every packet between hosts, by a program on their switch; ``seen`` when its context has been
-    left.
+    """Every packet between hosts, captured on their switch. ``seen`` holds the packets after the
+    block.
     """
 
     def __init__(self, host: Host) -> None:
@@ -219,8 +219,8 @@ class Capture:
 
 @dataclass(frozen=True)
 class Hosts:
-    """``folder``: keys of the hosts (by name) and of the user, known_hosts, and ``ssh_config``, for
-    ``ssh -F``.
+    """The hosts. ``folder`` contains the keys of the hosts (by name) and of the user, known_hosts,
+    and ``ssh_config``, for ``ssh -F``.
     """
 
     hosts: Sequence[Host]
@@ -237,8 +237,8 @@ class Hosts:
         return str(self.folder / "ssh_config")
 
     def idle(self, seconds: float = 60.0) -> bool:
-        """Does nothing but init and sshd run on any host, at the latest after so many seconds?
-        (sshd keeps sessions of clients that vanished.)
+        """Return whether only init and sshd run on all hosts within some seconds. sshd keeps the
+        sessions of vanished clients.
         """
         deadline = time.monotonic() + seconds
         while left := [
@@ -261,12 +261,12 @@ def hosts(
     delay: float = 0.0,
     families: Sequence[int] = (4,),
 ) -> Iterator[Hosts]:
-    """Hosts ``a``, ``b``, ... of 10.99.0.1, 10.99.0.2, ... that reach each other, and nothing else.
+    """Create hosts ``a``, ``b``, ... at 10.99.0.1, 10.99.0.2, ... that reach only each other.
 
-    ``families``: versions of IP; the addresses of version 6 are fd99::1, fd99::2, ... A host's
-    ``address`` is of the first, and its name stands for the address of each. ``speed``: of each
-    link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22;
-    ``delay``: seconds from one to another. Cables of such hosts cannot be pulled.
+    ``families``: the IP versions; IPv6 addresses are fd99::1, fd99::2, ... A host's ``address`` has
+    the first version, and its name resolves to all. ``speed``: the speed of each link and direction
+    in tc's notation (``1gbit``). ``ssh``: run sshd on port 22 of each host. ``delay``: seconds
+    between two hosts; cables of such hosts cannot be unplugged.
     """
     needed(ssh)
     names = [chr(ord("a") + index) for index in range(number)]
@@ -297,7 +297,7 @@ def hosts(
 
 
 def _plug(switch: int, names: Sequence[str], pids: Sequence[str], speed: str) -> None:
-    """A cable from each host to a bridge."""
+    """Connect each host to a bridge by a cable."""
     plugs = ["link add bridge type bridge", "link set bridge up"]
     for name, pid in zip(names, pids, strict=True):
         plugs.append(f"link add to-{name} type veth peer name eth0 netns {pid}")
@@ -309,7 +309,7 @@ def _plug(switch: int, names: Sequence[str], pids: Sequence[str], speed: str) ->
 
 @contextmanager
 def _long(pids: Sequence[str], delay: float) -> Iterator[None]:
-    """Long cables, all of one length."""
+    """Connect the hosts by cables of one length."""
     told = {"hosts": [(pid, address_of(index)) for index, pid in enumerate(pids)], "delay": delay}
     with _program([sys.executable, "-I", "-S", "-c", LONG], told) as process:
         assert _line(process) == "ready"
@@ -325,7 +325,7 @@ def _content(path: str) -> str:
 def _facts(
     folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool, families: Sequence[int]
 ) -> dict[str, Any]:
-    """The commands of a host's init, before and after its cable is plugged in."""
+    """Return the commands of a host's init before and after its cable is plugged in."""
     adding = {
         4: ["ip", "addr", "add", f"{address_of(index, 4)}/24", "dev", "eth0"],
         6: ["ip", "addr", "add", f"{address_of(index, 6)}/64", "dev", "eth0", "nodad"],
@@ -351,8 +351,8 @@ def _facts(
 
 
 def _sshd(folder: Path, name: str) -> list[list[str]]:
-    """The commands that start sshd, and wait until it listens: its command ends before, and its
-    number is written after that.
+    """Return the commands that start sshd and wait until it listens: the command returns earlier,
+    and sshd writes its pid file after it listens.
     """
     listening = "for _ in $(seq 6000); do [ -s /run/sshd.pid ] && exit; sleep 0.01; done; exit 1"
     return [
@@ -398,13 +398,13 @@ def _shape(speed: str) -> list[str]:
 
 
 def _init(facts: dict[str, Any]) -> AbstractContextManager[subprocess.Popen[str]]:
-    """The first process of new namespaces; they end with it."""
+    """Start the first process of new namespaces, which end with it."""
     return _program([*UNSHARE, sys.executable, "-I", "-S", "-c", INIT], facts)
 
 
 @contextmanager
 def _program(command: Sequence[str], facts: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """It is told ``facts``, and ends with the pipe from us."""
+    """Start a program that reads ``facts`` from a pipe, and ends when the test closes the pipe."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -452,7 +452,7 @@ def needed(ssh: bool = True) -> None:
 
 @functools.cache
 def obstacle(ssh: bool) -> str:
-    """Why hosts cannot be made here; empty if they can."""
+    """Return why hosts cannot be created here; empty if they can."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root"
     for command in ("ip", "tc", "nsenter", "unshare"):

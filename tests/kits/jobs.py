@@ -1,4 +1,4 @@
-"""A home for the runs of a test, whose supervisor and runners end with the test."""
+"""A home for the runs of a test. Its supervisor and runners end with the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farandole.jobs.supervisor.wake import running_pid
 
 @contextlib.contextmanager
 def runs_home(path: Path) -> Iterator[RunsHome]:
-    """Yield an empty home; the environment leads to it."""
+    """Yield an empty home that the environment variable names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(path / "home"))
         patch.setenv("XDG_STATE_HOME", str(path / "state"))
@@ -36,7 +36,7 @@ def runs_home(path: Path) -> Iterator[RunsHome]:
 
 
 def _reap_supervisors(seconds: float = 5.0) -> None:
-    """Leave no zombie of a supervisor to later tests."""
+    """Reap ended supervisors, so that later tests see no zombies."""
     deadline = time.monotonic() + seconds
     wake.reap()
     while wake._started and time.monotonic() < deadline:
@@ -58,7 +58,7 @@ def end_supervisor(home: RunsHome, number: int = signal.SIGKILL) -> bool:
 
 
 def _end_late_supervisors(home: RunsHome) -> None:
-    """End the supervisors that were still starting, and would take the place of an ended one."""
+    """End supervisors that were still starting and would replace an ended one."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             supervises = "farandole.jobs.supervisor.daemon" in process.cmdline()

@@ -1,11 +1,10 @@
-"""The conformance kit of launchers: what a job is by any of them. A new one runs it by a class with
-the cluster:
+"""Conformance kit of launchers. A new launcher runs it by a class with its options:
 
     class TestMine(LauncherKit):
         options = {"launcher": "mine"}
 
-A driver is a process of its own, which starts three jobs by ``farandole.run``, one after the other.
-Where it does not run on this machine as it is, the class overrides the fixture ``drive``.
+The driver is a separate process, which starts three jobs by ``farandole.run``, one after the other.
+If it cannot run directly on this machine, the class overrides the fixture ``drive``.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ Drive = Callable[[Path, Mapping[str, str]], str]
 
 
 def here(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Run a command to its end; what it prints."""
+    """Run a command to its end and return its output."""
     done = subprocess.run(
         list(command),
         env={**os.environ, **env},
@@ -92,13 +91,13 @@ class LauncherKit:
     @pytest.fixture(scope="class")
     @classmethod
     def drive(cls) -> Drive:
-        """What runs a driver, and gives what it prints."""
+        """Return the function that runs a driver and returns its output."""
         return lambda driver, env: here([sys.executable, str(driver)], env)
 
     @pytest.fixture(scope="class")
     @classmethod
     def told(cls, drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> str:
-        """What the driver printed."""
+        """Return the output of the driver."""
         driver = tmp_path_factory.mktemp("driver") / "driver.py"
         text = DRIVER.format(
             np=cls.np,

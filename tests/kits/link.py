@@ -1,5 +1,6 @@
-"""The conformance kit of Links: one verb, and what the collectives rely on. See
-``tests.kits.transport`` for use; here ``joiner`` gives Links.
+"""Conformance kit of Links: sendrecv, and the guarantees that collectives need.
+
+Use it like ``tests.kits.transport``, with a ``joiner`` of Links.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.kits.transport import Worlds
 class LinkKit(Worlds):
     @pytest.mark.parametrize("length", [1, 1000, 70_000, 20_000_003])
     def test_both_send_at_once(self, length: int) -> None:
-        """More than any buffer on the way holds, in both directions."""
+        """Both send more than all buffers on the way can hold."""
 
         def body(link: Link) -> None:
             received = np.zeros(length, np.uint8)

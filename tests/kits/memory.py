@@ -1,4 +1,4 @@
-"""How much memory work takes at most, in a process of its own: whether rows pile up."""
+"""Measure the peak memory of work in a new process, to detect rows that accumulate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 ROWS = 200_000
-WIDTH = 256  # float32: 1 KiB in a row, 200 MB in all
+WIDTH = 256  # float32: 1 KiB per row, 200 MB in all
 MOST = 100 << 20  # bytes: half of the rows
 
-# The most memory that the process has had so far, in bytes.
+# The peak memory of the process, in bytes.
 PEAK = """
 def peak():
     with open("/proc/self/status") as file:
@@ -21,7 +21,7 @@ def peak():
 
 
 def grown(prepare: str, work: str) -> int:
-    """By how many bytes a new process grows at most while it does ``work``, after ``prepare``."""
+    """Return the growth of a new process's peak memory in bytes during ``work``, after ``prepare``."""
     program = f"{PEAK}\n{prepare}\nbefore = peak()\n{work}\nprint(peak() - before)\n"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
@@ -31,7 +31,7 @@ def grown(prepare: str, work: str) -> int:
 
 
 def write(path: Path, rows: int, row_group: int) -> str:
-    """A file with ``rows`` rows ``x`` of 1 KiB, in row groups of so many."""
+    """Write a file with ``rows`` rows ``x`` of 1 KiB, in row groups of ``row_group`` rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""Pin the values of a message, not its sentences: its English may be edited freely.
+"""Pin the values of a message, not its sentences, so that its English can be edited freely.
 
-A value is what a reader of the message needs: a rank, a number, a flag, a file, a tensor's name,
-the name of a type. A message without any is pinned by a noun of the field.
+A value is what the reader of a message needs: a rank, a number, a flag, a file, a tensor's name,
+the name of a type. A message without a value is pinned by a noun of the field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def _whole(value: str) -> str:
-    """A regular expression for ``value``, not as a part of a longer word or number."""
+    """Return a regular expression for ``value`` as a whole word or number."""
     begin = r"(?<!\w)" if re.match(r"\w", value) else ""
     end = r"(?!\w)" if re.search(r"\w\Z", value) else ""
     if re.match(r"\d", value):
@@ -25,7 +25,7 @@ def _whole(value: str) -> str:
 
 
 def mentioning(*values: str | tuple[str, ...]) -> str:
-    """A regular expression for ``match=``: all values, in any order."""
+    """Return a regular expression for ``match=``: all values, in any order."""
     found = [each for value in values for each in ((value,) if isinstance(value, str) else value)]
     if not found:
         raise ValueError("mentioning() takes at least one value")
@@ -33,7 +33,7 @@ def mentioning(*values: str | tuple[str, ...]) -> str:
 
 
 def mentions(text: str | Iterable[str], *values: str | tuple[str, ...]) -> bool:
-    """Whether one line of ``text``, or one of several texts, has all values."""
+    """Return whether one line of ``text``, or one of several texts, contains all values."""
     lines = text.splitlines() if isinstance(text, str) else text
     pattern = re.compile(mentioning(*values))
     return any(pattern.search(line) for line in lines)

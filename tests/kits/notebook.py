@@ -1,4 +1,4 @@
-"""Run a notebook of the examples, and read what its cells left."""
+"""Run a notebook of the examples, and read the output of its cells."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def executed(path: Path, folder: Path | None = None) -> Any:
-    """Return the notebook at ``path`` after a run of all of its cells in a kernel of its own.
-
-    ``folder``: the working directory of the kernel.
+    """Return the notebook at ``path`` after all cells have run in a new kernel. ``folder``: the
+    working directory of the kernel.
     """
     import nbclient
     import nbformat
@@ -33,7 +32,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def printed(notebook: Any) -> str:
-    """Return everything that cells wrote to stdout and stderr."""
+    """Return everything that the cells wrote to stdout and stderr."""
     streams = (output for output in outputs(notebook) if output.output_type == "stream")
     return "".join(stream.text for stream in streams)
 

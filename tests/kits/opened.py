@@ -1,5 +1,5 @@
-"""The open files of this process, each by what it is: what is closed meanwhile hides nothing, and
-is no fault.
+"""The open files of this process, by identity, so that files closed by others in the meantime
+neither hide a leak nor count as one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 
 def opened() -> set[str]:
-    """The number of each, and the number that the kernel gave its socket or pipe, or its path."""
+    """Return the number of each open file, with the inode of its socket or pipe, or its path."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the folder that was read is one of them

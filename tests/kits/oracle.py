@@ -1,4 +1,4 @@
-"""What the collectives should give, computed by numpy alone."""
+"""Expected results of collectives, computed by numpy alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UFUNCS = {
 
 
 def values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
-    """Random elements. Half types get few significant bits, so that float32 sums of them are exact
-    in any order.
+    """Return random elements. Half types get few significant bits, so that their float32 sums are
+    exact in any order.
     """
     return _values(dtype, length, seed).copy()
 
@@ -43,9 +43,7 @@ def _values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
 
 
 def to_bfloat16(wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round float32 to bfloat16 bits by way of exact arithmetic: the nearest of two neighbours,
-    ties to even.
-    """
+    """Round float32 to bfloat16 bits by exact arithmetic: to the nearest neighbour, ties to even."""
     bits = wide.astype(np.float32).view(np.uint32)
     low, high = bits & np.uint32(0xFFFF0000), (bits & np.uint32(0xFFFF0000)) + np.uint32(0x10000)
     exact = wide.astype(np.float64)
@@ -65,7 +63,7 @@ def from_float32_bits(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def wide(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Half types as float32."""
+    """Convert half types to float32."""
     if dtype is DType.BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
@@ -74,8 +72,8 @@ def wide(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 def reduced(
     parts: Sequence[np.ndarray[Any, Any]], dtype: DType, op: ReduceOp, scale: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """``scale * (parts[0] op parts[1] op ...)`` with one rounding for half types, truncated for
-    integers.
+    """Return ``scale * (parts[0] op parts[1] op ...)``, rounded once for half types and truncated
+    for integers.
     """
     ufunc = UFUNCS[op]
     if dtype.is_half:
@@ -105,8 +103,9 @@ def assert_reduced(
     scale: float = 1.0,
     note: object = "",
 ) -> None:
-    """Exact for integers and for half sums, minima and maxima; half products within one unit in the
-    last place; float32 and float64 to a few roundings of their largest intermediate.
+    """Assert equality: exact for integers and for half sums, minima and maxima; within one unit in
+    the last place for half products; within a few roundings of the largest intermediate for float32
+    and float64.
     """
     want = reduced(parts, dtype, op, scale)
     what = f"{note} {op.name} {dtype.value} x{len(parts)} length {len(got)} scale {scale}"
@@ -132,6 +131,6 @@ def assert_reduced(
 
 
 def _ordered(half: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """16-bit floats as integers in the order of their values, so that neighbours differ by one."""
+    """Return 16-bit floats as integers in the order of their values: neighbours differ by one."""
     bits = half.view(np.uint16).astype(np.int64)
     return np.where(bits & 0x8000, 0x8000 - bits, bits)

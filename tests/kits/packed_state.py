@@ -1,4 +1,4 @@
-"""The test of a model's state that is packed, and continues in another process."""
+"""Check that a model's packed state continues in another process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def check_continues(made: Callable[[], tuple[Any, Any]]) -> bytes:
-    """Check that a model continues from another one's packed state, and return the packed state.
+    """Check that a model continues from another model's packed state, and return that state.
 
-    ``made``: makes a state with ``epoch=0`` and its compiled Keras model of two inputs and one
+    ``made`` creates a state with ``epoch=0`` and its compiled Keras model of two inputs and one
     output, with momentum.
     """
     x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)

@@ -1,4 +1,4 @@
-"""What must hold when ranks are processes: results, and a peer that is killed."""
+"""Conformance kit of wires between processes: results, and a killed peer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ProcessKit:
 
     @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "idle board"])
     def test_a_killed_peer_is_named_at_once(self, waiting: str) -> None:
-        """Rank 1 of 3 dies. Rank 2 notices although, in a ring, it may be waiting for rank 0
-        only.
+        """Rank 1 of 3 dies. Rank 2 must notice although, in a ring, it may be waiting only for rank
+        0.
         """
 
         def body(transport: Any) -> tuple[str, float]:
@@ -59,7 +59,7 @@ class ProcessKit:
             assert seconds < 15.0
 
     def test_any_thread_may_ask_whether_the_others_live(self) -> None:
-        """A rank that was killed is named; one that has left in order is no loss."""
+        """A killed rank is named; a rank that has left cleanly is no loss."""
 
         def body(transport: Any) -> str:
             transport.board.verify()

@@ -1,5 +1,5 @@
-"""The conformance kit of codecs that compress pushes to parameter servers. A new one runs it in
-three lines:
+"""Conformance kit of codecs that compress pushes to parameter servers. A new codec runs it in three
+lines:
 
 class TestMine(PushCodecKit):
     def codec(self):
@@ -33,7 +33,7 @@ def parts_of(
 
 
 def kept_of(codec: PushCodec, parts: Sequence[Part]) -> np.ndarray[Any, Any]:
-    """What has not been sent of the parts, flat."""
+    """Return the residuals of the parts, flat."""
     state = codec.state_dict()
     zeros = [state.get(f"residual/{part.key}", np.zeros(len(part.buffer.data))) for part in parts]
     return np.concatenate(zeros).astype(np.float64)
@@ -47,7 +47,7 @@ class PushCodecKit:
         return parts_of(gradients(rank, step, SHAPES), dtype)
 
     def unpacked(self, packed: Packed, parts: Sequence[Part]) -> np.ndarray[Any, Any]:
-        """As a server does, which keeps nothing."""
+        """Unpack as a server does, which keeps nothing."""
         out = np.full(sum(len(part.buffer.data) for part in parts), 7, parts[0].buffer.data.dtype)
         with np.errstate(all="ignore"):
             self.codec().unpack(packed.payload, out)
@@ -55,9 +55,7 @@ class PushCodecKit:
 
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_pushed_plus_residual_equals_the_input(self, dtype: DType) -> None:
-        """Of each number. A push that was not taken changes nothing, and the end brings what is
-        left.
-        """
+        """For each element. A refused push changes nothing, and the last push sends the residual."""
         codec = self.codec()
         given: Any = 0.0
         found: Any = 0.0

@@ -1,4 +1,4 @@
-"""What the repair of replicas needs from a state, for tests of each framework."""
+"""Check a framework's state for the repair of replicas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 
 
 def check_state(state: Any, expected: list[str]) -> None:
-    """Change a bit of each replica, repair it, and return to saved values. ``expected``: parts of
-    the names of replicas that the state must have, in any order.
+    """Change a bit of each replica, repair it, and return to saved values.
+
+    ``expected``: parts of the names of replicas that the state must have, in any order.
     """
 
     def digests() -> dict[str, int]:

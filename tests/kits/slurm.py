@@ -1,6 +1,4 @@
-"""A cluster of Slurm on this machine: munged, slurmctld and two slurmd, in a folder of their
-own.
-"""
+"""A Slurm cluster on this machine: munged, slurmctld and two slurmd in a temporary folder."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 @functools.cache
 def reason() -> str:
-    """Return why there can be none here; empty if there can. ``.ci/run`` installs Slurm."""
+    """Return why no cluster can run here; empty if one can. ``.ci/run`` installs Slurm."""
     if os.geteuid() != 0:
         return "slurmd needs root"
     missing = _missing()
@@ -79,7 +77,9 @@ class Cluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """AssertionError with the daemons' logs if the nodes are not idle within a minute."""
+        """Start the daemons. Raises AssertionError with their logs if the nodes are not idle within
+        a minute.
+        """
         facts = {
             "host": socket.gethostname().split(".")[0],
             "user": pwd.getpwuid(os.geteuid()).pw_name,
@@ -152,7 +152,7 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
-        """Processes of this cluster: the daemons of steps outlive slurmd."""
+        """Return the processes of this cluster: the daemons of steps outlive slurmd."""
         mark = f"SLURM_CONF={self.folder}/slurm.conf".encode()
         found = []
         for entry in os.listdir("/proc"):
@@ -188,7 +188,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """It ends with the block; what ran on it, too."""
+    """Yield a cluster, and end it with all its jobs after the block."""
     made = Cluster(folder)
     try:
         made.start()

@@ -1,11 +1,11 @@
-"""The conformance kit of strategies of weights. A new one runs it in three lines:
+"""Conformance kit of strategies that exchange weights. A new strategy runs it in three lines:
 
     class TestMine(StrategyKit):
         def strategy(self):
             return Mine()
 
-Ranks are processes of a job with a store, so that parameter servers and pairs are there. What a
-strategy computes, its own tests compare with a model; the kit has what is the same for all of them.
+Ranks are processes of a job with a store, as parameter servers and gossip need. The kit checks what
+all strategies have in common; a strategy's tests compare its results with a model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Arrays = list[Any]
 
 
 def beginning(dtype: str, kind: int = 0) -> Arrays:
-    """Weights, the same on all ranks."""
+    """Return the first weights, equal on all ranks."""
     random = np.random.default_rng(kind)
     return [np.asarray(random.standard_normal(shape), dtype) for shape in SHAPES]
 
 
 def learn(rank: int, step: int, weights: Arrays, goal: float = 1.0) -> None:
-    """A step of a rank's own training, towards a goal of its own: in place."""
+    """Take a local training step in place, towards a goal that differs between ranks."""
     random = np.random.default_rng([rank, step])
     for weight in weights:
         weight -= np.asarray(
@@ -50,15 +50,15 @@ def learn(rank: int, step: int, weights: Arrays, goal: float = 1.0) -> None:
 
 
 def same(one: Arrays, other: Arrays) -> bool:
-    """To the last bit."""
+    """Return whether all bits are equal."""
     return [array.tobytes() for array in one] == [array.tobytes() for array in other]
 
 
 class StrategyKit:
-    repeats = True  # the same steps in the same order give the same bits
-    resumes = True  # all that lasts from one exchange to the next is in slots
+    repeats = True  # equal steps in equal order give equal bits
+    resumes = True  # all state between exchanges is in slots
     waits = True  # ranks exchange at the same time
-    joins = True  # the others go on without a rank that has joined
+    joins = True  # the others continue without a rank that has joined
     codec = ""
 
     def strategy(self) -> Strategy:
@@ -72,7 +72,7 @@ class StrategyKit:
 
     def test_the_attributes_of_a_strategy(self) -> None:
         one, other = self.strategy(), self.strategy()
-        assert strategy_of(one) is one, "it has all that a strategy needs"
+        assert strategy_of(one) is one, "it has all attributes of a strategy"
         assert one.spec == other.spec
         assert isinstance(one.epochs, bool)
         assert set(one.slots) <= {"weights", "zeros"}
@@ -81,7 +81,9 @@ class StrategyKit:
         assert pickle.loads(pickle.dumps(one)).spec == one.spec, "it travels to ranks"
 
     def test_it_is_due_after_numbers_that_a_framework_traces(self) -> None:
-        """JAX and TensorFlow know ``step`` when the program runs: an array is such a number."""
+        """JAX and TensorFlow know ``step`` only when the program runs; an array stands for such a
+        number.
+        """
         strategy, steps = self.strategy(), np.arange(1, 65)
         alone = [bool(strategy.due(int(step))) for step in steps]
         assert np.broadcast_to(strategy.due(steps), steps.shape).astype(bool).tolist() == alone
@@ -127,9 +129,7 @@ class StrategyKit:
         self.run(3, body)
 
     def test_ranks_come_nearer_to_what_all_have_learned(self) -> None:
-        """Each has a goal of its own: without exchanges they would be 0.1 apart from one rank to
-        the next.
-        """
+        """Ranks have different goals: without exchanges, neighbours would end 0.1 apart."""
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> tuple[float, float]:
             weights = [np.zeros(3)]
@@ -158,8 +158,8 @@ class StrategyKit:
             import farandole.numpy as hvd
 
             def trained(count: int) -> list[Arrays]:
-                """The weights of so many optimizers, which take turns; and so do ranks, if they
-                can.
+                """Return the weights of ``count`` optimizers that take turns; ranks take turns,
+                too, if they can.
                 """
                 models = [beginning("float64", kind) for kind in range(count)]
                 exchanges = [WeightExchange("kit", options, strategy) for _ in models]

@@ -1,4 +1,4 @@
-"""Conformance of a target of jobs: a runner is started, found, and ended."""
+"""Conformance kit of the targets of jobs: a runner is started, found and ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.jobs.targets.contract import Capacity, Launch, RunTarget, Ticket
 
 
 def conforms(target: RunTarget, home: RunsHome, spec: RunSpec, seconds: float = 60.0) -> None:
-    """Assert that a target keeps its contract; ``spec`` is a request that it can hold."""
+    """Assert that a target fulfils its contract; ``spec`` is a request that it can run."""
     capacity = target.capacity()
     assert capacity is None or isinstance(capacity, Capacity)
     target.check(Resources())

@@ -1,6 +1,4 @@
-"""The hosts of the tests: they differ, they reach each other, and they end with the test, also when
-it is killed.
-"""
+"""The hosts of the tests differ, reach each other, and end with the test, even if it is killed."""
 
 from __future__ import annotations
 

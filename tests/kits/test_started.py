@@ -1,4 +1,4 @@
-"""A started process runs optimizers without torch.compile, and as PyTorch does once it is used."""
+"""Started processes run optimizers without torch.compile, and like PyTorch after its first use."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The conformance kit of wires. A new one runs it in five lines:
+"""Conformance kit of wires. A new wire runs it in five lines:
 
     class TestMine(TransportKit):
         def joiner(self, size):
             secret, scope = new_secret(), fresh_scope()
             return lambda rank: mine.connect(rank, size, secret, scope, 60.0)
 
-``joiner(size)`` makes one world; what it returns is called once per rank, each in a thread of its
-own.
+``joiner(size)`` creates one world, and returns a function that each rank calls once, in its own
+thread.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ class MoveKit(Worlds):
 
     @pytest.mark.parametrize("size", SIZES)
     def test_allgather_from_allocated_memory(self, size: int) -> None:
-        """All begin at the same place in it, or the last one elsewhere, or in plain memory; some
-        have nothing.
+        """Parts begin at one offset of the allocated memory, the last at a different one, or are in
+        plain memory; some are empty.
         """
         length = 300_000
         deals = [
@@ -387,7 +387,7 @@ class MoveKit(Worlds):
 
 
 def _random_sequence(transport: Transport, rng: np.random.Generator) -> None:
-    """25 random collectives, the same on all ranks, each checked on the spot."""
+    """Run 25 random collectives, the same on all ranks, and check each result immediately."""
     rank, size = transport.rank, transport.size
     for turn in range(25):
         kind, length = rng.integers(6), int(rng.choice([0, 1, 17, 4096, 70_001, 600_001]))
@@ -477,4 +477,4 @@ class SplitKit(Worlds):
 
 
 class TransportKit(ReduceKit, MoveKit, SplitKit, BoardKit, FailureKit):
-    """Everything that a wire must do."""
+    """All requirements of a wire."""

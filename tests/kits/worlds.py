@@ -1,4 +1,4 @@
-"""What the kits of wires share: worlds to run functions in, and a few things to do there."""
+"""Worlds in which the kits of wires run functions, and helpers for these functions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_place(array: Any, dtype: DType) -> Buffer:
 
 
 class Worlds:
-    """Makes worlds of one wire and runs functions on all their ranks."""
+    """Creates worlds of one wire and runs functions on all ranks."""
 
     deadline = 90.0
 
@@ -58,7 +58,7 @@ def check_sum(transport: Any, length: int = 1000) -> None:
 
 
 def rounds(transport: Any, messages: list[bytes]) -> None:
-    """One round per message, to which every rank adds its number."""
+    """Run one round per message, to which every rank adds its number."""
     board = transport.board
     for message in messages:
         board.post(message + bytes([transport.rank]))
@@ -87,7 +87,7 @@ def wait_forever(board: Any) -> None:
 
 
 def wait_in(transport: Any, where: str) -> None:
-    """Wait for peers that do not come."""
+    """Wait for peers that never arrive."""
     if where == "board":
         transport.board.post(b"hello")
     if "board" in where:
@@ -105,8 +105,8 @@ HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ra
 
 
 def two_levels(size: int, *, share: bool = False) -> Callable[[int], Any]:
-    """Joins a world of ``HOSTS[size]``: hosts and a network between threads; ``share``: hosts have
-    shared memory.
+    """Join a world of ``HOSTS[size]``: hosts and a network between threads. ``share``: whether
+    hosts have shared memory.
     """
     ends = np.cumsum(HOSTS[size]).tolist()
     hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]

@@ -1,4 +1,4 @@
-"""Runs of which only the folders exist: written in a millisecond, without a process."""
+"""Folders of runs, written in a millisecond without a process."""
 
 from __future__ import annotations
 

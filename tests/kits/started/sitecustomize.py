@@ -2,13 +2,13 @@
 
 The first optimizer of PyTorch in a process imports torch._dynamo, and sympy with it, only to
 exclude itself from compilation: 1.3 s of CPU in each rank of each job, half of what a rank of a
-test costs. Nothing is compiled before a program imports torch._dynamo, as torch.compile does; from
-then on PyTorch's own functions are called.
+test costs. Nothing is compiled before a program imports torch._dynamo, as torch.compile does; then
+PyTorch's own functions are called.
 
 Keras and TensorFlow import optional packages for a few functions that no test uses: 2 s of 5.
 
-Imports create hundreds of thousands of objects that live until the end, which the collector of
-garbage visits again and again, and at the end of the process: 0.6 s of 1.8 for torch.
+Imports create hundreds of thousands of permanent objects, which the garbage collector visits
+repeatedly, and at the end of the process: 0.6 s of 1.8 s for torch.
 """
 
 import gc
