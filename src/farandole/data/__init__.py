@@ -1,4 +1,4 @@
-"""The data that each rank sees: its samples, their sources, and loading them ahead of time."""
+"""Each rank's training data: samplers, sources and asynchronous loading."""
 
 from __future__ import annotations
 

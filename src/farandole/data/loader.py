@@ -1,4 +1,4 @@
-"""A base class for data loaders, and a mixin that loads batches on another thread."""
+"""A base class for data loaders, and a mixin that prefetches batches on a background thread."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Load batches ahead in a thread. Put the mixin before a loader: ``class
+    """Prefetch batches on a background thread. Put the mixin before a loader: ``class
     Fast(AsyncDataLoaderMixin, MyLoader)``.
 
-    The thread lasts for one iteration: it ends with the epoch, with an exception (which is raised
-    to the consumer of batches), when the iteration is abandoned, and with ``close_async_loader()``.
-    The next epoch starts only when it is requested, so that a ``set_epoch()`` in between takes
-    effect.
+    The thread lives for one iteration: it ends with the epoch, with an exception (re-raised in the
+    consumer), when the iteration is abandoned, or in ``close_async_loader()``. The next epoch
+    starts only when it is requested, so that a ``set_epoch()`` in between takes effect.
 
     ``async_loader_queue_size``: the number of batches to keep ready; 0 loads each batch when it is
     requested, without a thread.
@@ -75,15 +74,13 @@ class AsyncDataLoaderMixin:
                 self._running.remove(ahead)
 
     def close_async_loader(self) -> None:
-        """End the thread, if there is one, and with it a running iteration. May be called at any
-        time, and repeatedly.
-        """
+        """Stop the thread and any running iteration. May be called at any time, and repeatedly."""
         while self._running:
             self._running.pop().close()
 
 
 class Prefetch:
-    """The batches of one epoch, loaded ahead by a thread."""
+    """The batches of one epoch, prefetched by a background thread."""
 
     def __init__(self, loader: Any, size: int) -> None:
         self.ready: deque[Any] = deque()

@@ -23,10 +23,10 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# the algorithm that shuffles, as recorded in states; another algorithm needs another name
+# the shuffling algorithm, as recorded in states; a different algorithm needs a new name
 SHUFFLE = "PCG64"
-# Numbers with many divisors, so that many numbers of ranks read no block twice. The choice is the
-# same for any number of ranks.
+# Numbers with many divisors, so that most numbers of ranks read no block twice. The choice does not
+# depend on the number of ranks.
 LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
 _BLOCKS_PER_LANE = 4  # minimum: lanes end within blocks, and such a block is decoded for both lanes
 _RESERVE = 0.75  # part of the memory for blocks in use; blocks being decoded need the rest
@@ -47,8 +47,8 @@ def lanes_for(blocks: int, largest: int, memory: int) -> int:
 
 
 def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
-    """Return the number of pieces that ``threads`` read ahead: one per lane, or more for many
-    threads, as far as memory suffices, and at least one.
+    """Return the number of pieces that ``threads`` prefetch: one per lane, more for many threads if
+    memory suffices, and at least one.
 
     Lanes reach the ends of their pieces at about the same time.
     """
@@ -82,8 +82,8 @@ class Strand(NamedTuple):
 class Order:
     """The order of one epoch: a function of the blocks' lengths, the lanes, the seed and the epoch.
 
-    ``blocks``: the number of rows of each. Without ``shuffle`` the order is the files' order, in
-    one lane.
+    ``blocks``: the number of rows in each block. Without ``shuffle`` the order is the files' order,
+    in one lane.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Order:
         self._ends = list(accumulate(self._lengths))
 
     def _permutation(self, length: int, *words: int) -> Array:
-        """Return the shuffled numbers below ``length``.
+        """Return a permutation of ``range(length)``.
 
         numpy guarantees the values of RandomState and of PCG64 across versions. PCG64 starts in a
         tenth of the time of RandomState's own generator.
@@ -113,7 +113,7 @@ class Order:
         return len(range(lane, self.rows, self.lanes))
 
     def pieces(self, lane: int, step: int = 0) -> list[LanePiece]:
-        """Return a lane's pieces, from the one with ``step`` on."""
+        """Return a lane's pieces, starting with the one that contains ``step``."""
         length, longer = divmod(self.rows, self.lanes)
         begin = lane * length + min(lane, longer)  # within the lane, in the sequence of blocks
         position, end, pieces = begin + step, begin + self.lane_length(lane), []
@@ -142,7 +142,7 @@ class Order:
         return order
 
     def strands(self, begin: int, rank: int, size: int) -> list[Strand]:
-        """Return the strands of rank ``rank`` of ``size`` from position ``begin`` on."""
+        """Return the strands of rank ``rank`` of ``size``, starting at position ``begin``."""
         period = self.lanes // math.gcd(size, self.lanes)
         stride = size * period // self.lanes
         places = (divmod(begin + rank + size * place, self.lanes) for place in range(period))
@@ -151,7 +151,7 @@ class Order:
         ]
 
     def find(self, position: int) -> tuple[int, int]:
-        """Return the block, and the row in it, at a position."""
+        """Return the block, and its row, at a position."""
         step, lane = divmod(position, self.lanes)
         piece = self.pieces(lane, step)[0]
         return piece.block, int(self.rows_of(piece)[step - piece.step])

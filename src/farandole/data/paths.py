@@ -41,8 +41,8 @@ def normalized(path: str) -> str:
 
 
 def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return pyarrow's file system and the path in it; with ``options``, and for schemes that
-    pyarrow does not know, fsspec's file system.
+    """Return pyarrow's file system and the path in it; with ``options``, and for schemes unknown to
+    pyarrow, fsspec's file system.
     """
     fs = require("pyarrow.fs", "reading Parquet")
     path = normalized(path)

@@ -69,7 +69,7 @@ def _of_files(node: Any) -> bool:
 def input_files(frame: Any) -> set[str]:
     """Return the URLs of all files that the DataFrame reads now, including subqueries' files.
 
-    Spark's list from its first look at the DataFrame may be outdated, as may caches of that time.
+    Spark's list from the first analysis of the DataFrame may be outdated, as may its caches.
     """
     fresh = frame.select("*")
     urls = set(fresh.inputFiles())
@@ -131,6 +131,6 @@ def on_server(frame: Any) -> Any:
     if hasattr(frame, "_jdf"):
         return None
     try:
-        return frame.select("*").semanticHash()  # a DataFrame caches its first answer
+        return frame.select("*").semanticHash()  # a DataFrame caches its first result
     except Exception:
         return object()  # unequal to any other key

@@ -28,21 +28,21 @@ _BLOCK = 1 << 14  # indices computed at a time
 
 
 class DistributedSampler:
-    """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as
-    ``sampler=``).
+    """A drop-in replacement for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes
+    it as ``sampler=``).
 
     ``dataset``: any object with a length, or the length itself. ``num_replicas`` and ``rank``: the
-    number of ranks and this rank; by default the job's values at the beginning of the iteration.
+    number of ranks and this rank; by default the job's values at the start of the iteration.
     ``shuffle``: whether the order is a new permutation in each epoch, which depends on ``seed`` and
-    the epoch. ``drop_last``: the same as ``even="drop"``. ``even``: the treatment of samples that
-    do not divide evenly among the ranks, by default "pad":
+    the epoch. ``drop_last``: the same as ``even="drop"``. ``even``: the handling of samples that do
+    not divide evenly among the ranks, by default "pad":
 
-    - ``"pad"``: some samples are taken twice, so that all ranks have the same number;
-    - ``"drop"``: the last few are left out of this epoch;
+    - ``"pad"``: some samples are repeated, so that all ranks have the same number;
+    - ``"drop"``: the last few are skipped in this epoch;
     - ``"weights"``: like "pad", and ``weights()`` returns the weight of each sample, so that
       averages over ranks equal one process's averages.
 
-    Raises SettingsError for arguments that contradict each other.
+    Raises SettingsError for contradictory arguments.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class DistributedSampler:
     # Progress of the training.
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of another epoch. The current epoch, if it is partly done (after
-        ``load_state_dict``), resumes at its position.
+        """Start an epoch. The current epoch, if it is partly done (after ``load_state_dict``),
+        resumes at its position.
         """
         if epoch != self.epoch or self.position >= self.length:
             self.position = 0
@@ -204,13 +204,13 @@ class ElasticSampler(DistributedSampler):
     join or leave.
 
     Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch. ``dataset``,
-    ``shuffle``, ``seed`` and ``even``: see ``DistributedSampler``. ``batch_size``: the loader's,
-    needed with ``--fixed-global-batch``.
+    ``shuffle``, ``seed`` and ``even``: see ``DistributedSampler``. ``batch_size``: the loader's
+    batch size, required with ``--fixed-global-batch``.
 
     In a job with a fixed global batch of V shares, share i of a batch holds the samples that rank i
     of V ranks would see. A rank yields its shares one after another, and the global generators of
     Python, numpy and PyTorch are seeded before each of them. The last batch of an epoch is full:
-    some samples are taken twice, or left out with ``even="drop"``.
+    some samples are repeated, or skipped with ``even="drop"``.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class ElasticSampler(DistributedSampler):
     ) -> None:
         super().__init__(dataset, shuffle=shuffle, seed=seed, even=even)
         self.batch_size = batch_size
-        self._recorded = 0  # samples of this rank's shares of the present global batch
+        self._recorded = 0  # samples of this rank's shares of the current global batch
 
     def __iter__(self) -> Iterator[int]:
         shares = self._shares()
@@ -235,8 +235,8 @@ class ElasticSampler(DistributedSampler):
             yield index
 
     def streams(self) -> Iterator[tuple[int, int]]:
-        """Yield this rank's indices like the sampler itself, each with a seed (64 bits) for random
-        changes of this sample, which depends on the epoch and the place of the sample in it.
+        """Yield this rank's indices, each with a 64-bit seed for random augmentation of the sample.
+        The seed depends on the epoch and the sample's position in it.
 
         Only in a job with a fixed global batch.
         """
@@ -300,8 +300,8 @@ class ElasticSampler(DistributedSampler):
         return block(rank, size, total) if total else None
 
     def _by_shares(self, shares: Shares, *, seeding: bool) -> Iterator[tuple[int, int]]:
-        """Yield indices, each with its place in the epoch. ``seeding``: seed the global generators
-        before each share.
+        """Yield indices, each with its position in the epoch. ``seeding``: whether to seed the
+        global generators before each share.
         """
         epoch, size = self.epoch, self._share_size()
         whole = size * shares.total
@@ -316,7 +316,7 @@ class ElasticSampler(DistributedSampler):
                 yield from zip(indices.tolist(), places.tolist(), strict=True)
 
     def _first_batch(self, shares: Shares) -> int:
-        """Return the first global batch that is not done."""
+        """Return the first unfinished global batch."""
         whole = self._share_size() * shares.total
         return self._batches(shares) if self._base >= self.length else self._base // whole
 

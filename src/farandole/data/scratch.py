@@ -1,5 +1,5 @@
-"""Temporary folders of a process. Folders of processes that could not remove theirs (kill -9) are
-recognized by name, and removed by a later process.
+"""Temporary folders of a process. Folders of killed processes (kill -9) are recognized by name, and
+removed by a later process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scratch_name(prefix: str) -> str:
 
 
 def remove_abandoned(parent: str | None, prefix: str) -> None:
-    """Remove such folders of ended processes of this host."""
+    """Remove the folders of ended processes on this host."""
     if parent is None or not os.path.isdir(parent):
         return
     for name in os.listdir(parent):
@@ -66,9 +66,7 @@ def _started(pid: int) -> str:
 
 
 def _namespace() -> str:
-    """Return the namespace of process numbers: containers may share a folder and the host's
-    name.
-    """
+    """Return the PID namespace: containers may share a folder and a host name."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

@@ -22,8 +22,8 @@ ROW_GROUP = 4 << 20
 class SparkData(ParquetData):
     """Data made by ``from_spark``.
 
-    ``delete()``, or leaving a ``with`` block, removes the files when no other handle uses them; so
-    does the end of this process. Copies (in a training function) own no files.
+    ``delete()``, the end of a ``with`` block, and the end of this process remove the files, unless
+    another handle uses them. Copies (in a training function) own no files.
     """
 
     _files_of: WrittenFrame | None = None
@@ -32,8 +32,8 @@ class SparkData(ParquetData):
         return {name: value for name, value in vars(self).items() if name != "_files_of"}
 
     def location(self, file: str, row: int = 0) -> RowLocation:
-        """Return the DataFrame as the location: the user may read an error after the files are
-        gone.
+        """Return the DataFrame as the location, because the files may be gone when an error is
+        read.
         """
         return FrameLocation(file, row)
 
@@ -63,10 +63,10 @@ def from_spark(
 
     The requested columns are written to Parquet, once: the same DataFrame, and one with the same
     plan over the same files of this machine, reuses the written files. ``options``: as for
-    ``from_parquet``. ``parent``: the folder, which driver and ranks reach by this name; default:
-    the setting spark.farandole.data.dir, and on one machine the temporary folder.
-    ``row_group_bytes``: the size of row groups. ``compression``: Spark's name of it, default:
-    Spark's own choice.
+    ``from_parquet``. ``parent``: the folder for the files, which driver and ranks reach by this
+    name; default: the setting spark.farandole.data.dir, and on one machine the temporary folder.
+    ``row_group_bytes``: the size of row groups. ``compression``: Spark's name for the codec;
+    default: Spark's own choice.
 
     Raises TypeError if ``frame`` is not a Spark DataFrame, and DataError for unusable columns and
     for a DataFrame without rows; errors of Spark's computation pass through. No files remain after

@@ -47,5 +47,5 @@ def spark_url(parent: str) -> str:
 
 
 def quote(name: str) -> str:
-    """Quote the name of a column for Spark's SQL, whatever characters it has."""
+    """Quote a column name, with any characters, for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

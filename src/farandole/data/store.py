@@ -67,7 +67,7 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
-        """Return the kind of store that fits the path."""
+        """Return a store of the class that fits the path."""
         prefix_path = str(prefix_path)
         if prefix_path.startswith(_HDFS):
             return HDFSStore(prefix_path, *args, **kwargs)
@@ -107,7 +107,7 @@ class Store:
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
-        """Return the folder of a run's checkpoints, which is the run's own, as in Horovod; None if
+        """Return the folder of a run's checkpoints (the run's own folder, as in Horovod); None if
         runs are not saved.
         """
         return self.get_run_path(run_id) if self._save_runs else None

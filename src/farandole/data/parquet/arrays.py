@@ -25,7 +25,7 @@ def values(array: Any, column: Column, location: RowLocation) -> Array:
     """Convert the rows of an Arrow array (or chunked array) to one numpy array of shape ``[rows,
     *shape]``, with the column's dtype.
 
-    Columns that are decoded later (kind "encoded") and texts become arrays of objects. Raises
+    Columns to be decoded later (kind "encoded") and text columns become arrays of objects. Raises
     DataError.
     """
     pa = require("pyarrow", _PURPOSE)
@@ -52,7 +52,7 @@ def plain(array: Any) -> Array:
     numbers: Array = np.frombuffer(array.buffers()[1], dtype)[
         array.offset : array.offset + len(array)
     ]
-    # memory from the Parquet reader is writable, even if other code still needs it
+    # memory from the Parquet reader is writable, even while other code uses it
     numbers.flags.writeable = False
     return numbers
 
@@ -230,9 +230,9 @@ def _vectors(array: Any, column: Column, location: RowLocation) -> Array:
 
 
 def _raw(array: Any, column: Column, location: RowLocation) -> Array:
-    """Convert bytes that are the memory of an array."""
+    """Convert bytes that hold the raw memory of an array."""
     pc = require("pyarrow.compute", _PURPOSE)
-    if array.null_count and column.fill is None:  # within an image that is not null itself
+    if array.null_count and column.fill is None:  # inside an image that is not null
         raise null_error(column.name, first_null(array), location)
     lengths = plain(pc.binary_length(array).fill_null(column.width))
     wrong = np.flatnonzero(lengths != column.width)

@@ -39,7 +39,7 @@ def innermost(types: Any, kind: Any) -> Any:
 
 
 def cure(types: Any, kind: Any) -> str:
-    """Return the cure for a column of this type, for which no cast makes an array."""
+    """Return the cure for a column whose type cannot be cast to an array."""
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
         advice = (

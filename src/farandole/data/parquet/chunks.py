@@ -24,7 +24,7 @@ Arrays = Mapping[str, "Array"]
 
 
 class _Need(NamedTuple):
-    """A piece, and the rank's row at which it is needed first."""
+    """A piece, and the first of the rank's rows that needs it."""
 
     place: int
     strand: int
@@ -79,10 +79,10 @@ class _Reading:
         self._begun = threading.Lock()
 
     def run(self) -> None:
-        """Read the piece, if no thread has begun.
+        """Read the piece, unless a thread has claimed it.
 
         A DataError is raised when the rows are needed; other exceptions (a signal handler may raise
-        here) are also raised now.
+        here) are also raised immediately.
         """
         if not self._begun.acquire(blocking=False):
             return
@@ -95,7 +95,7 @@ class _Reading:
                 raise
 
     def is_over(self) -> bool:
-        """Return whether no thread reads the piece, now or later."""
+        """Return whether no thread is reading the piece or will read it."""
         return self._begun.acquire(blocking=False) or self.loaded.done()
 
 
@@ -103,7 +103,7 @@ class PieceMemory:
     """Reusable memory for ``count`` pieces of up to ``rows`` rows: one array for each column, so
     that a batch is gathered from all pieces at once.
 
-    The system only provides pages that have been written to.
+    The operating system provides a page only when it is first written.
     """
 
     def __init__(self, columns: Sequence[Column], count: int, rows: int) -> None:
@@ -115,7 +115,7 @@ class PieceMemory:
 
     @property
     def has_objects(self) -> bool:
-        """Return whether rows are references to texts, or to bytes that await decoding."""
+        """Return whether rows are references to objects: text, or bytes to decode."""
         return any(array.dtype == object for array in self.arrays.values())
 
     def clear(self) -> None:
@@ -159,11 +159,11 @@ class Chunks:
     """Assembles a rank's rows: ``take(n)`` returns the next n.
 
     ``read(block)`` returns a block's columns, and ``parts(block)`` yields the columns of its parts
-    in turn. ``threads`` read ``ahead`` pieces before they are needed. The consumer of rows also
-    reads where it would otherwise wait, because a thread more than there are cores costs more than
-    it reads. With 0 threads each piece is read when it is needed. ``spare``: memory of a finished
-    epoch, to reuse and return: allocating it again takes a tenth of the time of a short epoch.
-    ``kept``: the reader keeps the blocks, so rows must be copied.
+    in turn. ``threads`` background threads prefetch ``ahead`` pieces. The consumer also reads when
+    it would otherwise wait, because more threads than cores cost more than they contribute. With 0
+    threads each piece is read on demand. ``spare``: memory of a finished epoch, reused because
+    allocating it again takes a tenth of a short epoch. ``kept``: whether the reader caches the
+    blocks, so that rows must be copied.
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class Chunks:
             self._spare.append(self._slots)
 
     def map(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-        """Call ``function`` for each value, in the threads and this one. Raises the error of the
-        first failing value.
+        """Call ``function`` for each value, on the background threads and this one. Raises the
+        error of the first failing value.
         """
         results: list[Any] = [None] * len(values)
         errors: dict[int, Exception] = {}
@@ -243,7 +243,7 @@ class Chunks:
         return None if part is None else part.rows
 
     def take(self, rows: int) -> dict[str, Array]:
-        """Return the next ``rows`` rows, not shared with other callers."""
+        """Return the next ``rows`` rows, in arrays owned by the caller."""
         part = self._part()
         if part is not None and 0 < rows <= part.rows and (own := part.own(rows)):
             self._rows(0, self._place + rows)
@@ -388,7 +388,7 @@ def _piece_memory(
 
 
 def _take(array: Array, rows: Array, out: Array) -> None:
-    """Copy rows that are known to exist. Other modes of numpy make an intermediate copy."""
+    """Copy rows with valid indices. numpy's other modes make an intermediate copy."""
     array.take(rows, axis=0, out=out, mode="clip")
 
 

@@ -14,9 +14,9 @@ class Column(NamedTuple):
     """A column to read.
 
     ``kind``: number, list, vector, image, bytes, encoded, text, or one of Python objects: ragged
-    (lists of numbers, each an array) or object. ``shape``: of one row's value.
-    ``fill``: replaces null, and pads lists that are too short. ``decode``: makes an array from one
-    row's bytes.
+    (lists of numbers, each an array) or object. ``shape``: the shape of one row's value. ``fill``:
+    the value that replaces nulls and pads short lists. ``decode``: the function that converts one
+    row's bytes to an array.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the bytes of one row; 0 if only the file knows."""
+        """Return the size of one row in bytes; 0 if it varies with the file."""
         return (
             0
             if self.kind in ("encoded", "text", "ragged", "object")
@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
 
 class ColumnOptions(NamedTuple):
-    """The user's options for columns, each by column name."""
+    """The user's column options, each a mapping from column names."""
 
     shapes: Mapping[str, Sequence[int]]
     dtypes: Mapping[str, Any]
@@ -57,7 +57,7 @@ class ColumnOptions(NamedTuple):
 
 
 def check_names(wanted: ColumnOptions, columns: Sequence[str]) -> None:
-    """Raise DataError for an option about a column that is not read."""
+    """Raise DataError for an option of a column that is not read."""
     for option in ("shapes", "dtypes", "fill", "decode"):
         for name in getattr(wanted, option):
             if name not in columns:

@@ -58,14 +58,15 @@ def from_parquet(path: str | os.PathLike[str] | Sequence[str], **options: Any) -
     gs://, abfs://, hdfs://, dbfs:/, or any other that fsspec knows. ``storage_options``: arguments
     for fsspec. ``columns``: names of the columns to read (default: all); or ``features``,
     ``labels`` and ``weight``: names of columns, for batches ``(inputs, labels)`` or ``(inputs,
-    labels, weight)``. ``shapes={name: shape}``: of one row's list, vector, image or bytes; default:
-    the type's own, or the first row's. ``dtypes={name: dtype}``: default: the file's own.
-    ``fill={name: value}``: replaces null, and pads lists that are shorter than their shape.
-    ``decode={name: function}``: makes an array from the bytes of one row (such as an image), in
-    threads. ``objects=True``: columns without such options that are not single numbers, and
-    numbers with nulls, become arrays of Python objects, for a function that makes numbers of them.
+    labels, weight)``. ``shapes={name: shape}``: the shape of one row's list, vector, image or bytes
+    (default: the type's own, or the first row's). ``dtypes={name: dtype}``: the array's dtype
+    (default: the file's own). ``fill={name: value}``: the value that replaces nulls and pads lists
+    shorter than their shape. ``decode={name: function}``: converts the bytes of one row (such as an
+    encoded image) to an array; called from threads. ``objects=True``: columns without such options
+    that are not single numbers, and numbers with nulls, become arrays of Python objects, to be
+    converted by a function.
 
-    Raises DataError for unusable files, columns and types, and for nulls that footers list.
+    Raises DataError for unusable files, columns and types, and for nulls reported by the footers.
     """
     data = ParquetData(path, **options)
     _ = data.scan  # now, so that errors are raised before training starts

@@ -1,4 +1,4 @@
-"""Arrays that the user's ``decode`` makes from bytes."""
+"""Decoding of bytes by the user's ``decode`` function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farandole.errors import DataError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
-_TRIES = 5  # calls of decode, if the interpreter fails
+_TRIES = 5  # attempts, in case the interpreter fails
 
 
 def decoded(value: bytes, column: Column) -> Array:
@@ -37,11 +37,11 @@ def decoded(value: bytes, column: Column) -> Array:
 
 
 def _called(column: Column, value: bytes) -> Any:
-    """Call ``decode``, again if the interpreter fails.
+    """Call ``decode``; retry if the interpreter fails.
 
-    Some Pythons (3.11.7 is one) occasionally miscount the recursion depth when two threads parse at
-    once, as ``numpy.load`` does with each header (github.com/python/cpython/issues/106905). The
-    next call starts counting from zero.
+    Some Pythons (3.11.7 is one) occasionally miscount the recursion depth when two threads parse
+    concurrently, as ``numpy.load`` does for each header (github.com/python/cpython/issues/106905).
+    The next call starts counting from zero.
     """
     assert column.decode is not None
     for _ in range(_TRIES):

@@ -40,8 +40,8 @@ def column_of(
     """Describe a column of the Arrow type ``kind``.
 
     ``objects``: columns without options that are not single numbers are read as Python objects.
-    ``first()``: returns the value of the first row, for a shape that is not declared. ``location``:
-    of the first row, for errors.
+    ``first()``: returns the value of the first row, for an undeclared shape. ``location``: the
+    first row's location, for errors.
     """
     pa = require("pyarrow", _PURPOSE)
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -141,8 +141,8 @@ class _Field(NamedTuple):
         return str(dtype.name)
 
     def _numeric(self, default: str) -> str:
-        """Return the dtype of numbers. Raises DataError if the user chose a dtype of another
-        kind.
+        """Return the dtype of a column of numbers. Raises DataError if the user's dtype is not
+        numeric.
         """
         dtype = self._dtype(default)
         if self.name in self.options.dtypes and not is_number(self.options.dtypes[self.name]):
@@ -160,7 +160,7 @@ class _Field(NamedTuple):
     # Shapes of a row.
 
     def _declared(self) -> tuple[int, ...] | None:
-        """Return the shape that the user gave."""
+        """Return the user's shape."""
         if self.options.shapes.get(self.name) is None:
             return None
         shape = tuple(int(length) for length in self.options.shapes[self.name])

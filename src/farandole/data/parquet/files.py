@@ -29,9 +29,7 @@ _IDLE = 4  # maximum number of idle open files
 
 
 class ParquetFiles:
-    """The files of a scan, opened by a rank. They may be used by several threads. A pickle opens
-    its own files.
-    """
+    """The files of a scan, opened by a rank. Thread-safe. An unpickled copy opens its own files."""
 
     def __init__(self, source: ParquetSource) -> None:
         self._source = source
@@ -127,8 +125,8 @@ class ParquetFiles:
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[Any]:
-        """Open a file for this thread alone. Some files stay open, because opening one takes a
-        tenth of the time to read a MiB.
+        """Open a file for exclusive use by this thread. Some files stay open, because opening one
+        takes a tenth of the time to read a MiB.
         """
         with self._lock:
             file = self._idle.pop(number, None)

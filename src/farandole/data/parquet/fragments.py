@@ -60,10 +60,10 @@ def fragments(
 
 
 def _files_of(inside: Sequence[str], system: Any) -> tuple[Any, str | None]:
-    """Replace folders among several paths by the files in them. A single path stays as it is,
+    """Expand the folders among several paths to their files. A single path is returned unchanged,
     unless a streaming log selects some of its files.
 
-    The second value is the folder up to which folder names are not partition keys; None for Arrow's
+    The second value is the folder below which folder names are partition keys; None for Arrow's
     default.
     """
     ds, fs = require("pyarrow.dataset", _PURPOSE), require("pyarrow.fs", _PURPOSE)
@@ -88,7 +88,7 @@ def _metadata(file: Any) -> None:
 
 
 def _check_once(file: Any) -> None:
-    """Raise DataError for a file with two columns of one name."""
+    """Raise DataError for a file with duplicate column names."""
     names = file.physical_schema.names
     if len({*names}) < len(names):
         name = next(each for each in names if names.count(each) > 1)
@@ -102,8 +102,8 @@ def _check_apart(files: Any, system: Any) -> None:
     """Raise DataError for files whose columns Arrow cannot unify, with each other or with the keys
     in their paths.
 
-    Arrow's own error names neither the file nor a cure. Arrow compares no schemas if it is given
-    one.
+    Arrow's own error names neither the file nor a cure. Arrow does not compare schemas if it is
+    given one.
     """
     ds, pa = require("pyarrow.dataset", _PURPOSE), require("pyarrow", _PURPOSE)
     # files that are not Parquet: the first error reports them
@@ -127,5 +127,5 @@ def _check_apart(files: Any, system: Any) -> None:
 
 
 def keys(file: Any) -> dict[str, Any]:
-    """Return the values in a file's path, such as year=2024/part.parquet."""
+    """Return the partition keys in a file's path, such as year=2024/part.parquet."""
     return dict(require("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))

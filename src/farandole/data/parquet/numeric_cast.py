@@ -14,9 +14,7 @@ _NUMBERS = "biufc"
 
 
 def is_number(dtype: Any) -> bool:
-    """Return whether a dtype has numbers or booleans: numpy's own, or added by packages
-    (bfloat16).
-    """
+    """Return whether a dtype is numeric or boolean: numpy's own, or a package's (bfloat16)."""
     resolved = np.dtype(dtype)
     return resolved.kind in _NUMBERS or (resolved.kind == "V" and resolved.type is not np.void)
 
@@ -24,8 +22,8 @@ def is_number(dtype: Any) -> bool:
 def cast(numbers: Array, dtype: Any) -> tuple[Array, int]:
     """Return numbers as ``dtype``, and the index of the first one that does not fit, or -1.
 
-    Integers and booleans hold whole numbers in their range. Floats hold values that stay finite,
-    rounded. Values are only checked if the dtype is narrower.
+    Integers and booleans hold whole numbers in their range. Floats hold values that stay finite
+    when rounded. Values are checked only if the dtype is narrower.
     """
     wanted = np.dtype(dtype)
     if not numbers.size or np.can_cast(numbers.dtype, wanted, "safe"):

@@ -1,6 +1,4 @@
-"""Arrow columns of any type as Python objects, for functions of the program that make numbers of
-them.
-"""
+"""Arrow columns of any type as Python objects, for user functions that convert them to numbers."""
 
 from __future__ import annotations
 

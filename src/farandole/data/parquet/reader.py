@@ -41,7 +41,7 @@ _TOGETHER, _TOGETHER_PART = 1 << 20, 64
 
 
 class _Epoch(NamedTuple):
-    """An iteration: its epoch, its first row, and the ranks among which rows are dealt."""
+    """An iteration: its epoch, its first row, and the ranks that share the rows."""
 
     number: int
     begin: int
@@ -52,16 +52,16 @@ class _Epoch(NamedTuple):
 
 class Reader:
     """Batches of this rank, epoch by epoch: each completed ``for`` loop is one epoch, and the next
-    one has another order.
+    has a new order.
 
     ``batch_size``: rows per batch of this rank. ``shuffle``, ``seed``: the order is a function of
     the files, the columns, the seed and the epoch. ``even``: handling of rows that do not divide
     evenly into ranks and batches; see docs/data.md. ``rank`` and ``size``: by default the job's.
-    ``threads``: the number that read ahead, in addition to the consuming thread, which reads where
-    it would otherwise wait; by default 2, or 1 for local files if this rank has at most 2 cores.
-    With 0, rows are read when a batch is requested. ``memory``: approximate bytes for rows in this
-    process; more memory shuffles better. ``least``: with even="exact", fewer rows per rank than
-    this at the end of an epoch are added to the previous batch.
+    ``threads``: the number of prefetching threads, in addition to the consuming thread, which reads
+    when it would otherwise wait; by default 2, or 1 for local files if this rank has at most 2
+    cores. With 0, rows are read on demand. ``memory``: approximate bytes for rows in this process;
+    more memory shuffles better. ``least``: with even="exact", fewer rows per rank than this at the
+    end of an epoch are added to the previous batch.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Reader:
         self._files = ParquetFiles(data)
         self._kept: Arrays | None = None
         self._spare: list[PieceMemory] = []
-        # the epoch of the last loop, and the number of batches that it has handed out
+        # the epoch of the last loop, and the number of batches that it has yielded
         self._running: tuple[_Epoch, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Reader:
             for batch in batches:
                 done += 1
                 self._running = (epoch, done)
-                # set before the last batch is handed out: the loop may not request another batch
+                # set before the last batch is yielded: the loop may not request another batch
                 if done == epoch.steps.count:
                     self.epoch = epoch.number + 1
                     self.position = 0
@@ -163,7 +163,7 @@ class Reader:
     # Progress of the training.
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the next epoch. An epoch that ``load_state_dict`` left half done resumes at its
+        """Select the next epoch. A partial epoch restored by ``load_state_dict`` resumes at its
         position.
         """
         epoch = as_int("epoch", epoch, 0)
@@ -175,9 +175,9 @@ class Reader:
     def state_dict(self, steps: int | None = None) -> dict[str, int]:
         """Return the progress of the training, for any number of ranks.
 
-        ``steps``: batches of this iteration that are done; by default the batches handed out, which
-        is too many where batches are prefetched (Keras, tf.data). A finished iteration counts until
-        the first batch of the next one.
+        ``steps``: the number of completed batches of this iteration; by default all yielded ones,
+        which is too many where batches are prefetched (Keras, tf.data). A finished iteration counts
+        until the first batch of the next one.
         """
         epoch, handed = self._running or (self._begin(), 0)
         done = handed if steps is None else steps
@@ -187,8 +187,8 @@ class Reader:
         return {"epoch": number, "position": position, **self._kind()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume from a ``state_dict()``, which may come from a job with another number of ranks or
-        batch size. Raises DataError if it belongs to another order of the rows.
+        """Resume from a ``state_dict()``, which may come from a job with a different number of
+        ranks or batch size. Raises DataError if it belongs to a different order of the rows.
         """
         mine = self._kind()
         theirs = {name: state.get(name) for name in mine}
@@ -226,7 +226,7 @@ class Reader:
         rank, size = self._placement or _world()
         number, begin = self.epoch, self.position
         steps = self._steps(begin, rank, size)
-        # rows that another number of ranks left over make less than a batch, so drop them
+        # fewer rows than a batch, left by a different number of ranks: drop them
         if begin and not steps.count:
             number, begin = number + 1, 0
             steps = self._steps(begin, rank, size)
@@ -402,7 +402,7 @@ class _Iteration:
         return fitting(array, column)
 
     def _where(self, index: int) -> tuple[RowLocation, int]:
-        """Return the file of the rank's row, and the row in it."""
+        """Return the file of the rank's row, and its row in that file."""
         block, row = self._order.find(
             self._epoch.begin + self._epoch.rank + self._epoch.size * index
         )

@@ -81,12 +81,12 @@ def scan_files(
 ) -> Scan:
     """Scan the files of ``path``: their footers and a first row.
 
-    ``selected``: returns the columns to read, given all names. ``everything``: no column may be
-    left out, so each file must have all. ``objects``: columns that are not single numbers, and
+    ``selected``: returns the columns to read, given all names. ``everything``: all columns are
+    read, so each file must have all of them. ``objects``: columns that are not single numbers, and
     numbers with nulls, are read as Python objects.
     """
     files, schema = fragments(path, storage_options)
-    # object stores take long for each file
+    # object stores have a high latency for each file
     with ThreadPoolExecutor(min(len(files), _ASKING)) as pool:
         versions = tuple(pool.map(lambda file: checked_version(file.filesystem, file.path), files))
     names = selected(schema.names)
@@ -169,9 +169,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
 
 
 def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
-    """Raise DataError for a column that the first file does not have, if all columns are to be
-    read.
-    """
+    """Raise DataError for a column missing from the first file, if all columns are read."""
     for file in files:
         if more := [name for name in file.physical_schema.names if name not in names]:
             other = next(each.path for each in files if more[0] not in each.physical_schema.names)

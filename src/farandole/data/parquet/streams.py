@@ -94,7 +94,7 @@ def _named(log: str, system: Any) -> list[str]:
 
 
 def _batches(log: str, system: Any) -> list[_Batch]:
-    """Return the last compact batch of a log, and those after it. Raises DataError if one is
+    """Return the last compact batch of a log, and later batches. Raises DataError if one is
     missing.
     """
     selector, every = require("pyarrow.fs", "reading Parquet").FileSelector, []

@@ -1,4 +1,4 @@
-"""Batches in the form that a framework takes."""
+"""Batches in the form of each framework."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
 
-    Batches come in the reader's order, whatever indices Keras requests: ``fit`` shuffles these
-    indices by default, and rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras
+    Batches come in the reader's order, regardless of the indices that Keras requests: ``fit``
+    shuffles these by default, but rows are already shuffled. With ``steps_per_epoch`` a Keras epoch
     ends in the middle of the reader's epoch, and the next one continues there.
     """
 
-    sharded = True  # must not be dealt out to ranks again
+    sharded = True  # must not be divided among ranks again
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
