@@ -62,9 +62,7 @@ class DistributedSampler:
         self.seed = seed
         self.even = even or ("drop" if drop_last else "pad")
         if self.even not in EVEN:
-            raise SettingsError(
-                f"even={even!r} is not a way to divide samples. Use one of {', '.join(EVEN)}"
-            )
+            raise SettingsError(f"even={even!r} is unknown. Use one of {', '.join(EVEN)}")
         if self.length < 0:
             raise SettingsError(
                 f"dataset={dataset!r} must be a dataset or its length, not a negative number"
@@ -138,7 +136,8 @@ class DistributedSampler:
         return {"epoch": self.epoch, "processed_num": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a ``state_dict()``, which may come from a job with another number of ranks.
+        """Resume from a ``state_dict()``, which may come from a job with a different number of
+        ranks.
 
         Raises SettingsError if its position is not within the dataset.
         """
@@ -330,7 +329,7 @@ class ElasticSampler(DistributedSampler):
         if self.batch_size is None or self.even == "weights":
             raise SettingsError(
                 f"ElasticSampler(batch_size={self.batch_size}, even={self.even!r}) cannot divide"
-                " samples with --fixed-global-batch: give it the batch size of the loader, and"
+                " samples with --fixed-global-batch: pass the loader's batch size, and"
                 " even='pad' or 'drop'"
             )
         return self.batch_size

@@ -53,10 +53,10 @@ def remove_abandoned(parent: str | None, prefix: str) -> None:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in kernel ticks, which clock changes do not affect; "" if
-    there is none.
+    """Return the start time of a process in kernel ticks, unaffected by clock changes; "" if the
+    process does not exist.
 
-    Together with its number it identifies the process.
+    PID and start time together identify a process.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

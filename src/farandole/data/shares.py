@@ -14,5 +14,5 @@ def refuse_shares(reader: str) -> None:
         raise SettingsError(
             f"{reader} divides samples by the number of ranks, which may change in an elastic job"
             " with --fixed-global-batch. Use hvd.elastic.ElasticSampler(dataset, batch_size=...),"
-            " or leave the flag out"
+            " or omit the flag"
         )

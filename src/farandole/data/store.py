@@ -338,8 +338,8 @@ class Store:
         return sorted(runs, key=lambda run: (run[0] or 0.0, run[1]))
 
     def _written(self, run: Mapping[str, Any]) -> float | None:
-        """Return when a file of a run was last written; removals do not count. A run without files
-        is the oldest.
+        """Return the time of the last write to a run, ignoring removals. A run without files is the
+        oldest.
         """
         files = [*self.fs.find(run["name"], detail=True).values()]
         times = [time for time in map(_time, files or [run]) if time is not None]
@@ -436,7 +436,7 @@ def _scheme(path: str) -> str:
 
 
 def _time(file: Mapping[str, Any]) -> float | None:
-    """Return when a file was written, in seconds; None if its file system does not report this."""
+    """Return a file's modification time in seconds; None if its file system does not report it."""
     time: Any = next((file[name] for name in _TIMES if file.get(name)), None)
     if isinstance(time, str):
         time = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))

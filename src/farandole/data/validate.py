@@ -1,4 +1,4 @@
-"""Validation of integers and booleans from users, including numpy's from computations."""
+"""Validation of the user's integers and booleans, including numpy's."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def as_int(name: str, value: Any, least: int | None = None, *, floats: bool = Fa
 def as_bool(name: str, value: Any) -> bool:
     """Return ``value`` as a bool.
 
-    Raises SettingsError for anything but True, False, 1 and 0, because any text would be true, even
-    "no".
+    Raises SettingsError for values other than True, False, 1 and 0: any non-empty text is truthy,
+    even "no".
     """
     if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
         raise SettingsError(f"{name}={value!r} must be True or False")

@@ -33,8 +33,8 @@ class WriteOptions(NamedTuple):
 
 
 class FrameInput(NamedTuple):
-    """A file that a DataFrame reads. ``size`` in bytes and ``time`` in nanoseconds are -1 for a
-    file that only another machine knows.
+    """A file that a DataFrame reads. ``size`` in bytes and ``time`` in nanoseconds are -1 if only
+    another machine has the file.
     """
 
     url: str
@@ -43,7 +43,7 @@ class FrameInput(NamedTuple):
 
 
 class WrittenFrame:
-    """The files of a DataFrame. ``users``: the number of handles that are not deleted."""
+    """The files of a DataFrame. ``users``: the number of handles not yet deleted."""
 
     def __init__(self, frame: Any, names: Sequence[str], options: WriteOptions, path: str) -> None:
         self.frame = frame
@@ -57,7 +57,7 @@ class WrittenFrame:
 
     def holds(self, frame: Any, names: Sequence[str], options: WriteOptions) -> bool:
         """Return whether these are the rows of ``frame``: it is the same object, or has the same
-        plan over files that are known to be unchanged.
+        plan over unchanged files.
         """
         return bool(
             (self.names, self.options) == (tuple(names), options)
@@ -95,8 +95,8 @@ class WrittenFrame:
 
 
 def find_or_write(frame: Any, names: Sequence[str], options: WriteOptions) -> WrittenFrame:
-    """Return the files that hold the rows of these columns, and write them if there are none. The
-    caller becomes one of their users.
+    """Return the files that hold the rows of these columns, writing them if necessary. The caller
+    becomes one of their users.
     """
     with _lock:
         written = next((each for each in _written if each.holds(frame, names, options)), None)
@@ -140,7 +140,7 @@ def _inputs(frame: Any) -> tuple[FrameInput, ...]:
     """
     try:
         return tuple(_frame_input(url) for url in sorted(plans.input_files(frame)))
-    except Exception as error:  # not every kind of plan can list its files
+    except Exception as error:  # some plans cannot list their files
         logger.debug("no input files: %s", error)
         return ()
 
@@ -157,8 +157,8 @@ def _frame_input(url: str) -> FrameInput:
 
 
 def _remove(path: str, session: Any) -> None:
-    """Remove a folder, whether or not Spark is still running. A failure is logged, so that it hides
-    no other error.
+    """Remove a folder, whether or not Spark is still running. A failure is only logged, so that it
+    does not hide another error.
     """
     local = paths.local(path)
     if local is not None:

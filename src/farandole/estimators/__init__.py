@@ -1,5 +1,5 @@
-"""Spark ML estimators: trained on a DataFrame or Parquet files, they return a model that adds
-columns of predictions.
+"""Spark ML estimators: ``fit`` on a DataFrame or Parquet files returns a model that adds columns of
+predictions.
 """
 
 from __future__ import annotations

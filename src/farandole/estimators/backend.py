@@ -1,6 +1,4 @@
-"""The place where the ranks of a training run: Spark tasks, processes of this machine, or a
-subclass's own.
-"""
+"""Backends that run the ranks of a training: Spark tasks, local processes, or the user's own."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ class Backend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Call ``fn(*args, **kwargs)`` on every rank, with the environment variables ``env``.
-        Returns the results in rank order.
+        """Call ``fn(*args, **kwargs)`` on every rank, with the environment variables ``env``, and
+        return the results in rank order.
         """
         raise NotImplementedError
 

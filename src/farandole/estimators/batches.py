@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-LEAST = 2  # minimum rows of a batch, if there are enough: BatchNorm has no statistics of one row
+LEAST = 2  # minimum rows of a batch, if there are enough: BatchNorm needs more than one row
 
 
 class Batch(NamedTuple):
@@ -45,8 +45,8 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Batches of a rank. Each ``for`` loop is an epoch of all rows, or of the requested number of
-    steps; the next loop continues after them.
+    """A rank's batches. Each ``for`` loop is an epoch of all rows, or of the requested number of
+    steps; the next loop continues from there.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Batches:
                 for arrays in batches:
                     done += 1
                     last = done == left
-                    # set before the last batch is handed out: a prefetching consumer may not
-                    # request another batch
+                    # set before the last batch is yielded: a prefetching consumer may not request
+                    # another batch
                     if last:
                         self._next = self._reader.state_dict(done)
                     yield self._batch(arrays, deal[done - 1])
@@ -130,14 +130,12 @@ class Batches:
             left -= done
 
     def state(self) -> dict[str, int]:
-        """Return the start of the next loop, once the last batch of this one has been handed
-        out.
-        """
+        """Return the start of the next loop, once the last batch of this one has been yielded."""
         return dict(self._next or self._reader.state_dict(0))
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Resume at a state. The epoch begins with the first rows if the data's rows now have
-        another order, or if an epoch of all rows follows epochs of some rows.
+        """Resume at a state. The epoch begins with the first rows if the order of the rows has
+        changed, or if an epoch of all rows follows epochs of some rows.
         """
         try:
             if not self._reading.steps and state.get("position"):
@@ -146,9 +144,7 @@ class Batches:
             self._next = dict(state)
         except DataError as error:
             if state.get("position"):
-                logger.warning(
-                    "the epoch begins again, and some of its rows are read twice: %s", error
-                )
+                logger.warning("the epoch restarts, so some of its rows are read twice: %s", error)
             self._next = {
                 **self._reader.state_dict(0),
                 "epoch": state.get("epoch", 0),
@@ -156,7 +152,7 @@ class Batches:
             }
 
     def rewind(self) -> None:
-        """Let the next loop begin with the first rows."""
+        """Start the next loop at the first rows."""
         self._next = {**self._reader.state_dict(0), "epoch": 0, "position": 0}
 
     def _deal(self) -> Steps:
@@ -183,7 +179,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
         if arrays[name].dtype.kind in "OUS" and name not in columns.texts:
             cure = ", or name it in transformation_removed_fields" if free else ""
             raise DataError(
-                f"column {name!r} holds text, which a model cannot take. Convert it to indexes"
+                f"column {name!r} holds text, which models do not accept. Convert it to indices"
                 f" first (StringIndexer){cure}"
             )
     weight = None
@@ -199,7 +195,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
 
 
 def first(data: ParquetData, columns: Columns, rows: int = 2) -> Batch:
-    """Return the first rows of the whole data, for a check before training starts."""
+    """Return the first rows of the data, for a check before training starts."""
     reader = data.numpy(rows, shuffle=False, rank=0, size=1, threads=0)
     with contextlib.closing(iter(reader)) as batches:
         arrays: Any = next(batches)

@@ -1,6 +1,4 @@
-"""Callbacks for training loops of Farandole's own (Keras and Lightning have their own
-callbacks).
-"""
+"""Callbacks for Farandole's own training loops (Keras and Lightning have their own callbacks)."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ class Callback:
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Handle the end of an epoch.
 
-        ``logs``: values over all ranks: loss and metrics, and validation's with "val_" before their
-        names.
+        ``logs``: the loss and metrics over all ranks; names of validation values begin with "val_".
         """
 
     def on_train_end(self) -> None: ...

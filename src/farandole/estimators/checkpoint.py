@@ -19,9 +19,9 @@ KEPT = 2  # on some file systems a crash may truncate the last one
 class Checkpoint(NamedTuple):
     """A checkpoint.
 
-    ``epoch``: the last completed one. ``state``: the framework's; ``data``: the reader's; ``best``:
-    the weights of ``best_epoch``, if one epoch is better than others. ``steps``: batches of all
-    epochs, if their number was given. ``fingerprint``: of the training.
+    ``epoch``: the last completed epoch. ``state``: the framework's state. ``data``: the reader's
+    state. ``best``: the weights of ``best_epoch``, if there is a best epoch. ``steps``: the batches
+    of all epochs, if their number is fixed. ``fingerprint``: the training's fingerprint.
     """
 
     epoch: int
@@ -51,7 +51,7 @@ def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
 
 
 def _own(store: Store, run_id: str) -> list[str]:
-    """Return the checkpoints that ``write`` made, oldest first. Callbacks may keep others in the
+    """Return the checkpoints written by ``write``, oldest first. Callbacks may keep others in the
     run's folder.
     """
     form = re.compile(re.escape(store.get_run_path(run_id)) + r"/epoch-\d+\.ckpt")

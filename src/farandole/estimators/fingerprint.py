@@ -1,5 +1,5 @@
-"""A description of a model's origin that is equal for equal programs: plain JSON, without memory
-addresses and without the numbers that Keras appends to names.
+"""A fingerprint of a model's origin, equal for equal programs: plain JSON, without memory addresses
+or the numbers that Keras appends to names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def configured(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a value that is ``plain``."""
+    """Return the digest of a ``plain`` value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -33,7 +33,7 @@ from farandole.estimators.trainers.keras.state import load, slots
 from farandole.estimators.trainers.keras.trainer import train
 
 _COMPILING = ("optimizer", "loss", "metrics")  # parameters that are arguments of compile()
-_ARGUMENTS = "arguments of compile"  # stored in a file in place of these parameters
+_ARGUMENTS = "arguments of compile"  # the file that stores these parameters
 EXTRA = (
     Row("custom_objects", {}, "custom classes and functions of the model, by name"),
     Row("checkpoint_callback", None, "a BestModelCheckpoint, instead of monitor and mode"),
@@ -111,7 +111,7 @@ class KerasEstimator(DistributedEstimator):
         known = len(model.weights)
         model = by_name(spec, batch, model)
         shapes = check(spec, batch, model)
-        # these rows built the model: pack all of its weights, for the ranks and the result
+        # these rows built the model: pack all its weights, for the ranks and the result
         if len(model.weights) != known:
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return shapes
@@ -238,7 +238,7 @@ def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
             )
             if arguments:
                 model.compile(**arguments)
-    # the program's own classes and functions may raise anything, and predictions need none of them
+    # the user's classes and functions may raise anything, and predictions do not need them
     except Exception as error:
         logger.warning(
             "the model is loaded without its optimizer, loss and metrics (%s: %s). It predicts;"

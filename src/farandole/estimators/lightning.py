@@ -27,11 +27,11 @@ from farandole.estimators.trainers.torch.trainer import train as train_plain
 EXTRA = (
     Row("num_gpus", None, "no effect: each rank has one device"),
     Row("logger", None, "a Lightning logger, for rank 0"),
-    Row("log_every_n_steps", 50, "steps between two lines of the logger"),
+    Row("log_every_n_steps", 50, "steps between log lines"),
     Row("loader_num_epochs", None, "no effect: data is read epoch by epoch"),
     Row("terminate_on_nan", False, "stop training at a NaN or infinite gradient"),
     Row("profiler", None, "a Lightning profiler"),
-    Row("trainer_args", None, "more arguments for lightning.pytorch.Trainer"),
+    Row("trainer_args", None, "additional arguments for lightning.pytorch.Trainer"),
     Row("debug_data_loader", False, "no effect"),
     Row("train_async_data_loader_queue_size", None, "no effect: see train_reader_num_workers"),
     Row("val_async_data_loader_queue_size", None, "no effect: see val_reader_num_workers"),
@@ -47,7 +47,7 @@ class LightningEstimator(TorchEstimator):
     """Trains ``model``, a LightningModule (of ``lightning`` or ``pytorch_lightning``) with
     ``configure_optimizers`` and ``training_step``.
 
-    A batch is a dict of tensors by column name. A plain ``torch.nn.Module`` is trained as by
+    A batch is a dict of tensors by column name. A plain ``torch.nn.Module`` is trained as in
     TorchEstimator.
     """
 
@@ -130,7 +130,7 @@ class LightningEstimator(TorchEstimator):
         return check(spec, batch, self._module())
 
     def _watching(self, validated: bool) -> Watching:
-        """Make the validation loss optional, because modules log any values."""
+        """Make the validation loss optional, because modules choose the values they log."""
         return super()._watching(validated)._replace(required=self.isSet("monitor"))
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:

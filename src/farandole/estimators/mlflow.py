@@ -19,5 +19,5 @@ def track(history: Sequence[dict[str, Any]]) -> None:
     try:
         for record in history:
             module.log_metrics(flat(record), step=record["epoch"])
-    except Exception as error:  # an error of the tracking server must not lose a model
+    except Exception as error:  # an error of the tracking server must not cost the model
         logger.warning("MLflow did not accept the training's metrics: %s", error)

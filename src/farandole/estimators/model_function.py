@@ -148,7 +148,7 @@ def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int,
 
 def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
     """Return the steps per epoch and the number of epochs, for exactly ``steps`` in total and at
-    most 20 epochs, unless ``each`` gives their length.
+    most 20 epochs, unless ``each`` sets their length.
     """
     if steps < 1:
         raise SettingsError(f"maxSteps={steps} must be at least 1")

@@ -22,9 +22,10 @@ MOST = 64 << 20
 
 
 def check_nonfinite(data: ParquetData, columns: Columns) -> None:
-    """Warn about columns with such numbers, and raise DataError for them in the column of weights.
+    """Warn about columns with NaN or infinite numbers, and raise DataError for them in the column
+    of weights.
 
-    Footers do not list them, so the first 64 MiB of the rows are read.
+    Footers do not report them, so the first 64 MiB of rows are read.
     """
     numbers = [each for each in data.columns if each.kind in KINDS]
     one = {each.name for each in numbers if np.prod(each.shape) == 1}
@@ -57,7 +58,7 @@ def check_nonfinite(data: ParquetData, columns: Columns) -> None:
 
 
 def warn_nonfinite(name: str, count: int, rows: int, columns: Columns) -> None:
-    """Warn about a column with such numbers in ``count`` of ``rows`` rows, if there are any."""
+    """Warn about a column with NaN or infinite numbers in ``count`` of ``rows`` rows, if any."""
     if count:
         what = (
             "label" if name in columns.labels else "weight" if name == columns.weight else "feature"

@@ -1,5 +1,5 @@
 """The progress of a training run, for any framework: history, checkpoints, the best epoch, early
-stopping, and a line for the user. Every rank has the same values, so all decide in the same way.
+stopping, and a status line. Every rank has the same values, so all make the same decisions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Best:
         self.last = -1
 
     def update(self, epoch: int, numbers: Mapping[str, float], validated: bool = True) -> bool:
-        """Record an epoch, and return whether it is the best one now. An epoch that was not
-        ``validated`` does not change the best value of a validation metric.
+        """Record an epoch, and return whether it is the best so far. An epoch without validation
+        (not ``validated``) does not change the best value of a validation metric.
         """
         name = self.watching.monitor
         if name.startswith("val_") and not validated:
@@ -55,7 +55,7 @@ class Best:
 
     @property
     def stop(self) -> bool:
-        """Return whether there have been ``patience`` epochs without a better one."""
+        """Return whether ``patience`` epochs have passed without improvement."""
         patience = self.watching.patience
         return (
             patience is not None
@@ -67,7 +67,7 @@ class Progress:
     """The progress of a training run on all ranks.
 
     Call ``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, and ``result`` at the
-    end. An epoch has ``rows`` on all ranks, and ``batches`` on a rank.
+    end. An epoch has ``rows`` rows on all ranks together, and ``batches`` batches on a rank.
     """
 
     def __init__(self, spec: Spec, rank: int, rows: int, batches: int) -> None:
@@ -83,14 +83,14 @@ class Progress:
         self._first = self._steps = 0
 
     def begin(self) -> Checkpoint | None:
-        """Return the last checkpoint of this run, if there is one, on all ranks."""
+        """Return the last checkpoint of this run, if any, on all ranks."""
         checkpoint = self._found()
         if checkpoint is not None:
             self.history = list(checkpoint.history)
             for record in self.history:
                 self._best.update(record["epoch"], flat(record), "validation" in record)
             self._best_weights = checkpoint.best
-            # the watched metric has changed, and its best weights were not kept
+            # the monitored metric has changed, and its best weights were not kept
             if self._best.epoch != checkpoint.best_epoch:
                 self._best = Best(self._spec.watching)
                 self._best_weights = None
@@ -102,7 +102,7 @@ class Progress:
         return checkpoint
 
     def _found(self) -> Checkpoint | None:
-        """Return the checkpoint of the ranks' elastic state, or else of the store."""
+        """Return the checkpoint of the ranks' elastic state, otherwise the store's."""
         kept = self._spec.kept
         found: Checkpoint | None = None if kept is None else kept.checkpoint
         if found is not None:  # equal on all ranks
@@ -171,11 +171,11 @@ class Progress:
         weights: Callable[[], bytes],
         data: Mapping[str, int] | None = None,
     ) -> bool:
-        """Record an epoch's values, write a checkpoint, and report them. Returns whether training
-        should stop. In an elastic job, raises HostsUpdatedInterrupt if ranks are about to change.
+        """Record an epoch's values, write a checkpoint, and report them. Return whether training
+        should stop. In an elastic job, raises HostsUpdatedInterrupt before ranks change.
 
-        ``state``: returns everything needed to resume; ``weights``: returns the model's; ``data``:
-        the reader's state.
+        ``state``: returns everything needed to resume. ``weights``: returns the model's weights.
+        ``data``: the reader's state.
         """
         record = {"epoch": epoch, "train": dict(train)}
         if validation is not None:
@@ -234,8 +234,8 @@ class Progress:
 
 
 def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split values by name into training's and validation's. Names of validation begin with "val_",
-    which is removed.
+    """Split named values into training values and validation values. The prefix "val_" of
+    validation names is removed.
     """
     validation = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
     return {
@@ -244,7 +244,7 @@ def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return a record's values by name, with "val_" before the names of validation."""
+    """Return a record's values by name, with the prefix "val_" for validation."""
     return {
         name: float(value)
         for name, value in named(record).items()
@@ -253,6 +253,6 @@ def flat(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def named(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record in the form of ``flat``, including values that are not numbers."""
+    """Return a record in the form of ``flat``, including non-numeric values."""
     parts = (("", record["train"]), ("val_", record.get("validation") or {}))
     return {f"{prefix}{name}": value for prefix, part in parts for name, value in part.items()}

@@ -1,6 +1,4 @@
-"""Validation of the weights of rows: finite numbers of at least 0. A row of weight 0 does not
-count.
-"""
+"""Validation of row weights: finite numbers of at least 0. A row with weight 0 does not count."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def count_weights(weights: Array) -> WeightCounts:
 
 
 def check(name: str, counts: WeightCounts, rows: int, *, everything: bool = False) -> None:
-    """Raise DataError for invalid weights, and, if ``everything`` was checked, when no row
-    counts.
-    """
+    """Raise DataError for invalid weights, and, if ``everything`` was counted, if no row counts."""
     if counts.wrong:
         raise DataError(
             f"weight column {name!r} holds negative, NaN or infinite numbers in {counts.wrong} of"

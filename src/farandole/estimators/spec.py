@@ -40,9 +40,10 @@ class Columns(NamedTuple):
     """The roles of columns.
 
     ``transform``: edits a pandas DataFrame of a batch, or, with ``by_row``, a dict of a row;
-    ``edited``: name, dtype, shape and nullability of the columns that it makes; ``removed``: the
-    columns that it drops. ``by_name``: the model takes columns by name, so ``transform`` may return
-    any columns. ``texts``: features that may be texts, which the model itself looks up.
+    ``edited``: name, dtype, shape and nullability of the columns that it adds; ``removed``: the
+    columns that it drops. ``by_name``: whether the model takes columns by name, so that
+    ``transform`` may return any columns. ``texts``: features that may be text, which the model
+    itself looks up.
     """
 
     features: tuple[str, ...]
@@ -66,8 +67,8 @@ KINDS = ("logits", "probabilities", "log_probabilities")
 
 
 class OutputKind(NamedTuple):
-    """The output of a classifier. ``name``: one of ``KINDS``. ``binary``: each number decides for
-    or against one class.
+    """The output of a classifier. ``name``: one of ``KINDS``. ``binary``: whether each number
+    decides for or against one class.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Reading(NamedTuple):
 
 class Watching(NamedTuple):
     """Settings for the best epoch and early stopping. ``patience``: epochs without improvement
-    after which training stops, None for never.
+    before training stops; None: no early stopping.
 
     ``monitor``: a metric; "" is the validation loss, or no metric if there is no validation.
     """
@@ -102,8 +103,8 @@ class Watching(NamedTuple):
 
 
 def direction(metric: str) -> str:
-    """Return "max" if larger values of the metric are better, otherwise "min", judged by the last
-    known word in its name. Raises SettingsError if no word is known.
+    """Return "max" if larger values of the metric are better, otherwise "min", according to the
+    last known word in its name. Raises SettingsError if it has no known word.
     """
     for word in reversed(re.findall("[a-z]+[0-9]*", metric.lower())):
         if word.endswith(FALLING):
@@ -111,7 +112,8 @@ def direction(metric: str) -> str:
         if word.endswith(RISING):
             return "max"
     raise SettingsError(
-        f"mode='auto' does not know which values of {metric!r} are better. Use mode='min' or 'max'"
+        f"mode='auto' cannot determine whether higher values of {metric!r} are better."
+        " Use mode='min' or 'max'"
     )
 
 

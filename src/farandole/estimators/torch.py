@@ -30,7 +30,7 @@ from farandole.estimators.trainers.torch.trainer import train
 
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
-    Row("loss_constructors", None, "functions that return the losses, instead of loss"),
+    Row("loss_constructors", None, "functions that return losses, instead of loss"),
     Row(
         "train_minibatch_fn",
         None,
@@ -39,7 +39,7 @@ EXTRA = (
     ),
     Row("data_module", None, "no effect: farandole.data reads the rows"),
 )
-_UNPICKLED = "optimizer's own"  # stored in a file next to the parameters
+_UNPICKLED = "optimizer's own"  # the file next to the parameters that stores these
 
 
 @declare(EXTRA)
@@ -181,8 +181,8 @@ def _several(value: Any) -> list[Any]:
 
 
 def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
-    """Return the loss of a constructor, which gets the values that its argument names request, as
-    Horovod's gets its local variables.
+    """Call a loss constructor with the values that its argument names request, as Horovod passes
+    its local variables.
     """
     if not callable(make):
         raise SettingsError(f"loss_constructors: {make!r} is not a function that returns a loss")
@@ -230,7 +230,7 @@ def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _packed(values: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters in the form for writing."""
+    """Return parameters in their written form."""
     optimizer = values.get("optimizer")
     return (
         {**values, _UNPICKLED: unpickled(optimizer)}
@@ -240,7 +240,9 @@ def _packed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the written parameters, also from versions that lacked the state of ``unpickled``."""
+    """Restore written parameters, including those written without the state of ``unpickled`` (older
+    versions).
+    """
     values_found = dict(values)
     held = values_found.pop(_UNPICKLED, {})
     if held:
@@ -309,7 +311,7 @@ def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def _on_cpu(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
-    """Return both unchanged if they are in host memory, otherwise copies in host memory."""
+    """Return both in host memory: unchanged if they already are, otherwise copies."""
     tensors = [*model.parameters(), *model.buffers()]
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return model, optimizer

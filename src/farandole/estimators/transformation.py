@@ -22,11 +22,11 @@ _SHOWN = 60  # characters of a value in a message
 
 
 def transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """Return the columns that ``columns.transform`` makes of a batch, without the removed ones, in
-    the declared dtypes and shapes.
+    """Apply ``columns.transform`` to a batch; return the columns in the declared dtypes and shapes,
+    without the removed ones.
 
-    Raises DataError for a function that fails, for rows that lack a column, and for values of
-    several shapes or of a shape other than the declared one.
+    Raises DataError if the function fails, if a row lacks a column, and for values whose shapes
+    differ from each other or from the declared shape.
     """
     changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
@@ -37,7 +37,7 @@ def transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arra
     for option, (names, existing) in known.items():
         if unknown := [name for name in names if name not in existing]:
             raise DataError(
-                f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such"
+                f"transformation_{option}_fields names {unknown[0]!r}, but the rows have no such"
                 f" column (they have {', '.join(existing)}){did_you_mean(unknown[0], existing)}"
             )
     used = None if columns.by_name else {*columns.all, *edited}
@@ -65,7 +65,7 @@ def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Any]:
     changed = _called(columns, frame, f"a DataFrame of {counted(rows, 'row')}")
     if not isinstance(changed, pandas.DataFrame):
         raise DataError(
-            f"transformation_fn returns a {type(changed).__name__}, and must return a DataFrame, or"
+            f"transformation_fn returns a {type(changed).__name__}, but must return a DataFrame, or"
             " change its argument and return nothing. In farandole.estimators it gets a pandas"
             " DataFrame of many rows, in horovod.spark one row as a dict"
         )
@@ -86,7 +86,7 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Any]:
         if not isinstance(changed, Mapping):
             raise DataError(
                 f"transformation_fn returns a {type(changed).__name__} for row {index} of a batch,"
-                " and must return a dict of values by column, or change its argument and return"
+                " but must return a dict of values by column, or change its argument and return"
                 " nothing. In horovod.spark it gets one row as a dict, in farandole.estimators a"
                 " pandas DataFrame of many rows"
             )
@@ -98,11 +98,11 @@ def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Any]:
             if name not in row:
                 raise DataError(
                     f"transformation_fn leaves out {name!r} in row {index} of a batch"
-                    f" ({_described({key: array[index] for key, array in arrays.items()})}), and"
+                    f" ({_described({key: array[index] for key, array in arrays.items()})}), but"
                     " returns it for other rows: values of different rows would be paired. Return"
                     f" it for all rows, or name it in transformation_removed_fields=[{name!r}]"
                 )
-    # of other columns, which are only named in messages, a row may lack any
+    # other columns, which are only named in messages, may be missing from a row
     return {name: [row.get(name) for row in rows] for name in names}
 
 
@@ -127,8 +127,8 @@ def _is_used(name: str, columns: Columns) -> bool:
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of a value that the function may change: the original may be read-only, and
-    read again in the next epoch.
+    """Return a copy that the function may change: the original may be read-only, and is read again
+    in the next epoch.
     """
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -203,9 +203,7 @@ def _cast(name: str, array: Array, dtype: Any) -> Array:
 
 
 def _shaped(name: str, array: Array, shape: tuple[int | None, ...]) -> Array:
-    """Return rows in the declared shape, in which None (Petastorm's) and -1 stand for any
-    length.
-    """
+    """Return rows in the declared shape, in which None (Petastorm's) and -1 mean any length."""
     own, known = array.shape[1:], [length for length in shape if length not in (None, -1)]
     free = len(shape) - len(known)
     fixed = math.prod(known)

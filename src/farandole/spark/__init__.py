@@ -1,6 +1,4 @@
-"""``HorovodRunner`` and ``run``: run a function on the tasks of a Spark cluster, from a notebook
-cell or a script.
-"""
+"""``HorovodRunner`` and ``run``: run a function in Spark tasks, from a notebook or a script."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ __all__ = [
 
 
 def get_available_devices() -> list[str]:
-    """Return the indices of this rank's own GPUs, for ``torch.cuda.set_device`` and the like; empty
-    without any.
+    """Return the indices of this rank's own GPUs, for example for ``torch.cuda.set_device``; empty
+    if it has none.
 
     Call it on a rank. Spark assigned the GPUs to the rank's task
     (``spark.task.resource.gpu.amount``).

@@ -42,23 +42,23 @@ def run_elastic(
     results of the last ranks in rank order.
 
     ``fn`` trains with ``hvd.elastic.run`` and a state. Each attempt of a Spark task is a host with
-    one slot. A task whose rank fails is tried again by Spark, where ``spark.excludeOnFailure``
-    allows it; the other ranks continue.
+    one slot. Spark retries a task whose rank fails, where ``spark.excludeOnFailure`` allows it; the
+    other ranks continue.
 
     Arguments:
         fn, args, kwargs: The function and its arguments.
         num_proc: The number of tasks to start with; by default ``spark.default.parallelism``.
-        min_num_proc: The least number of ranks; by default ``num_proc``.
-        max_num_proc: The greatest number of ranks, and of tasks; by default ``num_proc``.
+        min_num_proc: The minimum number of ranks; by default ``num_proc``.
+        max_num_proc: The maximum number of ranks, and of tasks; by default ``num_proc``.
         start_timeout: Seconds until ``num_proc`` tasks must be running; by default
             HOROVOD_SPARK_START_TIMEOUT or 600.
         elastic_timeout: Seconds to wait for ``min_num_proc`` ranks after a loss; by default
             HOROVOD_ELASTIC_TIMEOUT or 600.
-        reset_limit: The greatest number of changes of the ranks; by default there is no limit.
-        env: Environment variables of the ranks; this process's are not passed on.
+        reset_limit: The maximum number of changes of the ranks; by default unlimited.
+        env: Environment variables of the ranks; this process's own are not inherited.
         stdout, stderr: Streams for the ranks' output; by default this process's own.
         verbose: 0: do not report the start and changes of the ranks. 2: report more.
-        nics: No effect: the transport finds its network interfaces itself.
+        nics: No effect: the transport finds its own network interfaces.
         prefix_output_with_timestamp: Whether to prefix each line of output with the time.
         min_np, max_np: Horovod's earlier names of ``min_num_proc`` and ``max_num_proc``.
 
@@ -66,8 +66,8 @@ def run_elastic(
         JobFailedError: The job cannot continue (a RuntimeError); includes the traceback of the
             failed rank.
         RendezvousError: The tasks do not start in time.
-        SettingsError: The request is impossible (a ValueError): no session, too few slots, bounds
-            that contradict each other.
+        SettingsError: The request is impossible (a ValueError): no session, too few slots,
+            contradictory bounds.
     """
     if nics:
         logger.info("no effect on Spark tasks: nics")
@@ -104,9 +104,9 @@ def run_elastic(
 
 
 def _one(name: str, value: int | None, earlier: str, other: int | None) -> int | None:
-    """Return the argument that was given under its name or its earlier name.
+    """Return the argument passed under its name or its earlier name.
 
-    Raises SettingsError if it was given twice with different values.
+    Raises SettingsError for different values under the two names.
     """
     if value is not None and other is not None and value != other:
         raise SettingsError(

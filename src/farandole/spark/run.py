@@ -34,16 +34,16 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once, and return the results in
-    rank order.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` simultaneous Spark tasks, and return the results
+    in rank order.
 
     ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds until all
     tasks must be running, by default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: environment
-    variables of the ranks; this process's are not passed on. ``stdout``, ``stderr``: streams for
-    the ranks' output, by default this process's own. ``executable``: the ranks' Python, by default
-    the Python of Spark's tasks. ``verbose=0``: do not report the start. ``use_mpi``, ``use_gloo``,
-    ``extra_mpi_args`` and ``nics`` have no effect: there is one transport, which finds its network
-    interfaces itself.
+    variables of the ranks; this process's own are not inherited. ``stdout``, ``stderr``: streams
+    for the ranks' output, by default this process's own. ``executable``: the ranks' Python, by
+    default the Python of Spark's tasks. ``verbose=0``: do not report the start. ``use_mpi``,
+    ``use_gloo``, ``extra_mpi_args`` and ``nics`` have no effect: there is one transport, which
+    finds its own network interfaces.
 
     Raises JobFailedError (a RuntimeError) with the traceback of the failed rank; RendezvousError
     when the tasks do not start in time; SettingsError (a ValueError) for impossible requests: no

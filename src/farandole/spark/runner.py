@@ -1,4 +1,4 @@
-"""Databricks' ``HorovodRunner``, on Spark and on the driver's own machine."""
+"""Databricks' ``HorovodRunner``, on Spark and on the driver's machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HorovodRunner:
         """Call ``main(**kwargs)`` on every rank, and return rank 0's value.
 
         Raises JobFailedError with the traceback of the failed rank; SettingsError if the job cannot
-        start (too few task slots; something that cannot be pickled).
+        start (too few task slots; an object that cannot be pickled).
         """
         __tracebackhide__ = True  # IPython and pytest omit this frame
         call = check_call(main, (), kwargs)

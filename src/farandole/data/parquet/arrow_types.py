@@ -43,8 +43,8 @@ def cure(types: Any, kind: Any) -> str:
     if types.is_struct(kind):
         field = kind.field(0).name if kind.num_fields else "field"
         advice = (
-            "write its fields as separate columns (in a DataFrame they can be read as they are:"
-            f" 's.{field}' of s)"
+            "write its fields as separate columns (in a DataFrame, select them by name:"
+            f" 's.{field}')"
         )
     elif types.is_map(kind):
         advice = "write its values as separate columns, one for each key, or as a list"

@@ -167,8 +167,8 @@ class _Field(NamedTuple):
         if any(length < 0 for length in shape):
             raise self._error(
                 None,
-                f"shapes={{{self.name!r}: {shape}}} has an open length; give the length of each"
-                " axis of one row, without an axis for the rows",
+                f"shapes={{{self.name!r}: {shape}}} has an axis without a length; give the shape"
+                " of one row, without an axis for the rows",
             )
         return shape
 

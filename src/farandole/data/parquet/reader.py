@@ -79,9 +79,7 @@ class Reader:
         least: int = 1,
     ) -> None:
         if even not in EVEN:
-            raise SettingsError(
-                f"even={even!r} is not a way to divide rows. Use one of {', '.join(EVEN)}"
-            )
+            raise SettingsError(f"even={even!r} is unknown. Use one of {', '.join(EVEN)}")
         batch_size = as_int("batch_size", batch_size, 1)
         threads = None if threads is None else as_int("threads", threads, 0)
         seed, least = as_int("seed", seed), as_int("least", least, 1)
@@ -155,8 +153,8 @@ class Reader:
                 yield batch
                 if self._threads != 0 and os.getpid() != process:
                     raise DataError(
-                        "this loop began in another process, whose reading threads a fork does"
-                        " not have. Begin a new loop in this process, or read without threads"
+                        "this loop began in the parent process, whose reader threads do not"
+                        " survive a fork. Start a new loop in this process, or read without threads"
                         " (threads=0)"
                     )
 
@@ -194,7 +192,7 @@ class Reader:
         theirs = {name: state.get(name) for name in mine}
         if mine != theirs:
             raise DataError(
-                f"the state belongs to another order: it has {theirs}, but {self.data.path} has"
+                f"the state belongs to a different order: it has {theirs}, but {self.data.path} has"
                 f" {mine}. Use the same files, seed=, shuffle=, memory=, columns, shapes= and"
                 " dtypes= as before, or begin an epoch with set_epoch()"
             )
@@ -212,9 +210,9 @@ class Reader:
         self._running = None
 
     def _kind(self) -> dict[str, int]:
-        """Return the facts that determine the order, in addition to the epoch.
+        """Return the facts that determine the order, apart from the epoch.
 
-        Memory and columns do so through blocks and lanes.
+        Memory and columns affect it through blocks and lanes.
         """
         lengths = [sum(group.rows for group in block) for block in self._blocks]
         cut = (SHUFFLE, self._lanes, lengths) if self._shuffle else ()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Return whether rows of ``shape`` may be reshaped to ``target``.
 
-    Both must have the same number of elements. Shapes with the same axes in another order (channels
-    first and channels last) do not fit, because a reshape would mix up the elements.
+    Both must have the same number of elements. Shapes with the same axes in a different order
+    (channels first and channels last) do not fit, because a reshape would mix up the elements.
     """
     own, other = ([length for length in axes if length != 1] for axes in (shape, target))
     return math.prod(own) == math.prod(other) and (own == other or sorted(own) != sorted(other))
@@ -48,7 +48,7 @@ def whole_numbers(array: Array, dtype: str) -> Array:
     if wrong.any():
         raise DataError(
             f"a feature of integers ({dtype}) is {array[wrong].reshape(-1)[0]}. Convert categories"
-            " to indexes (StringIndexer), or remove the column from categorical_cols to use it as"
+            " to indices (StringIndexer), or remove the column from categorical_cols to use it as"
             " floats"
         )
     return converted

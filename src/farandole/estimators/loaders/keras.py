@@ -67,7 +67,7 @@ class Packed(NamedTuple):
 
 def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
     """Pack a model without its optimizer, loss and metrics, but with the custom objects that it
-    needs: the program's own classes and functions, ``custom``, and the objects of the caller's
+    needs: the user's classes and functions, ``custom``, and the objects in the caller's
     ``custom_object_scope``.
 
     Raises SettingsError for a model that cannot be saved.
@@ -162,16 +162,16 @@ def inputs_of(
     if len(own) == len(names) and crossed(names, own):
         raise DataError(
             f"the model's inputs are {', '.join(own)}, but the feature columns are"
-            f" {', '.join(names)}: in this order, {crossed(names, own)!r} would be passed to"
-            " another input. Rename the columns to the names of their inputs (withColumnRenamed),"
-            " or give the inputs names that no column has"
+            f" {', '.join(names)}: in this order, {crossed(names, own)!r} would be passed to the"
+            " wrong input. Rename the columns to the names of their inputs (withColumnRenamed), or"
+            " give the inputs names that no column has"
         )
     return converted
 
 
 def text_features(model: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the features that a model takes as texts: its inputs declared as strings. Without
-    declared inputs, these are all features if the model has a layer that looks up texts.
+    """Return the features that a model takes as text: its inputs declared as strings. Without
+    declared inputs, these are all features if the model has a lookup layer for text.
     """
     inputs = list(getattr(model, "inputs", None) or [])
     if not inputs:
@@ -200,7 +200,7 @@ def _texts(array: Any, declared: Any, name: str) -> Any:
     """Return texts in the model's declared shape."""
     if array.dtype != object:
         raise DataError(
-            f"the model takes column {name!r} as text, and it has {array.dtype}: cast it"
+            f"the model takes column {name!r} as text, but its dtype is {array.dtype}: cast it"
             f" (df.withColumn({name!r}, F.col({name!r}).cast('string')))"
         )
     if declared is not None and len(declared.shape) == 2:

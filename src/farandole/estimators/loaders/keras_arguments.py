@@ -1,4 +1,4 @@
-"""Arguments of Keras's ``compile`` as bytes, which open in any process."""
+"""Arguments of Keras's ``compile`` as bytes that any process can open."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class Configured(NamedTuple):
-    """A Keras object: its configuration, and the program's own classes and functions in it, by
-    name.
-    """
+    """A Keras object: its configuration, and the user's classes and functions in it, by name."""
 
     config: Any
     custom: dict[str, Any]
@@ -38,7 +36,7 @@ def pack_arguments(
     keras: Any, arguments: Mapping[str, Any], known: Mapping[str, Any] | None = None
 ) -> bytes:
     """Pack arguments of ``compile``: Keras objects as their configurations, functions and classes
-    as pickles. ``known``: the custom objects that names among the arguments may refer to.
+    as pickles. ``known``: the custom objects that the arguments may name.
 
     Raises SettingsError for an object that another process could not restore.
     """
@@ -98,9 +96,7 @@ def _opened(keras: Any, name: str, value: Any) -> Any:
 
 
 def _configured(keras: Any, name: str, value: Any) -> Configured | Stateful:
-    """Pack a Keras object, and verify that its configuration restores it if it has parts of the
-    program's own.
-    """
+    """Pack a Keras object. If it has custom parts, verify that its configuration restores it."""
     parts = [part for _, part in parts_of(value)]
     functions = [part for part in parts if isinstance(part, types.FunctionType) and is_own(part)]
     custom: dict[str, Any] = {}
@@ -132,8 +128,8 @@ def _configured(keras: Any, name: str, value: Any) -> Configured | Stateful:
 
 @contextlib.contextmanager
 def _named_apart(functions: list[Any]) -> Iterator[dict[str, Any]]:
-    """Give functions unique names within the context, and yield them by these names, because
-    configurations contain only a function's name, and a lambda's code without its variables.
+    """Give functions unique names within the context, and yield them by these names: a
+    configuration contains only a function's name, or a lambda's code without its variables.
     """
     names = [each.__name__ for each in functions]
     named = {f"farandole_function_{index}": each for index, each in enumerate(functions)}

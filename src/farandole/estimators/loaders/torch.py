@@ -19,8 +19,8 @@ _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class Loader(NamedTuple):
-    """A loader that a worker calls once. ``content``: the model's pickle. ``whole``: for each
-    input, whether it has integers.
+    """A loader that a worker calls once. ``content``: the pickled model. ``whole``: for each input,
+    whether it takes integers.
     """
 
     content: bytes
@@ -50,7 +50,7 @@ def inputs_of(
 ) -> list[Any]:
     """Return arrays as the model's inputs: floats of ``dtype``, or integers.
 
-    ``shapes``: of a batch, in which -1 is the number of rows, or of a row.
+    ``shapes``: shapes of a batch, in which -1 is the number of rows, or of one row.
     """
     tensors = []
     for index, array in enumerate(arrays):
@@ -65,8 +65,8 @@ def inputs_of(
 def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
     """Return ``shape`` for batches of any number of rows.
 
-    Without -1 it is the shape of a row, or of a batch, whose first axis is the rows. Horovod
-    accepted both, because each of its batches had exactly the given length.
+    Without -1 it is the shape of one row, or of a batch whose first axis is the rows. Horovod
+    accepted both, because all its batches had exactly that length.
     """
     row = math.prod(batch.shape[1:])
     for own in (shape, shape[1:]):
@@ -76,13 +76,13 @@ def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
 
 
 def tensor_of(array: Any) -> Any:
-    """Return a tensor of a writable array, as tensors require."""
+    """Return a tensor of an array, copied if it is read-only, because tensors are writable."""
     return torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
 
 
 def label_of(array: Any, model: Any) -> Any:
-    """Return a label as a tensor: of integers, or of floats like the model's, but never of half
-    precision, in which class 257 is 256.
+    """Return a label as a tensor of integers, or of floats like the model's, but never in half
+    precision, which rounds class 257 to 256.
     """
     tensor = tensor_of(array)
     return (
@@ -103,16 +103,16 @@ def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
     """Return a model's outputs as a list. Outputs in a dict are in the order of the labels, if they
     have the labels' names, otherwise in their own order.
 
-    Raises DataError if a label would be trained on an output of another name.
+    Raises DataError if a label would be trained on an output with another label's name.
     """
     if isinstance(outputs, Mapping):
         if set(outputs) == set(labels):
             return [outputs[name] for name in labels]
         if len(outputs) == len(labels) and crossed(labels, [*outputs]):
             raise DataError(
-                f"the model's outputs are a dict of {', '.join(outputs)}, but the label columns"
-                f" are {', '.join(labels)}: in this order, {crossed(labels, [*outputs])!r} would"
-                " be compared with another output. Give the outputs the names of their labels, or"
+                f"the model's outputs are a dict of {', '.join(outputs)}, but the label columns are"
+                f" {', '.join(labels)}: in this order, {crossed(labels, [*outputs])!r} would be"
+                " compared with the wrong output. Give the outputs the names of their labels, or"
                 " names that no label has, in the order of label_cols"
             )
         return list(outputs.values())
@@ -121,8 +121,8 @@ def output_list(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
 
 @contextlib.contextmanager
 def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[None]:
-    """Turn an IndexError from an embedding table of ``model`` into a DataError that names table,
-    number and column. ``inputs``: the model's inputs, for the columns ``names``.
+    """Turn an IndexError from an embedding table of ``model`` into a DataError that names the
+    table, the index and the column. ``inputs``: the model's inputs, for the columns ``names``.
     """
     try:
         yield
@@ -134,8 +134,8 @@ def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[
 
 
 def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
-    """Describe the model's lookup beyond the end of a table, found by calling it again with these
-    inputs; "" if there is none.
+    """Describe the model's out-of-range lookup, found by calling the model again with these inputs;
+    "" if there is none.
     """
     lookups: list[tuple[str, Any, int]] = []
 
@@ -169,7 +169,7 @@ def _described_error(model: Any, names: Sequence[str], inputs: Sequence[Any]) ->
     )
     return (
         f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows,"
-        f" for indexes from 0 to {table.num_embeddings - 1}, but received the index {number}"
+        f" for indices from 0 to {table.num_embeddings - 1}, but received the index {number}"
         f" ({where}). Index the categories of all rows in the same way (StringIndexer), or give the"
         " table more rows"
     )

@@ -1,4 +1,4 @@
-"""Columns of a classifier in the types of Spark ML, for its evaluators: the class, a score and a
+"""A classifier's columns in Spark ML's types, for its evaluators: the class, and a score and a
 probability for each class.
 """
 
@@ -15,7 +15,7 @@ from farandole.errors import SettingsError, did_you_mean
 from farandole.estimators.spark.params import Row
 from farandole.estimators.spec import KINDS, OutputKind
 
-Make = Callable[[Any], Any]  # makes a column of another one
+Make = Callable[[Any], Any]  # derives a column from another
 
 PARAMS = (
     Row(
@@ -40,16 +40,16 @@ PARAMS = (
     Row(
         "output_kind",
         None,
-        "what a classifier returns: 'logits', 'probabilities' or 'log_probabilities'; default:"
-        " what its loss takes",
+        "a classifier's output: 'logits', 'probabilities' or 'log_probabilities'; default:"
+        " derived from its loss",
         TypeConverters.toString,
     ),
 )
 
 
 class ClassColumns(NamedTuple):
-    """The names of the columns, None for those without one, and the kind of the model's output;
-    None if its loss does not tell.
+    """The names of the columns (None for an absent one), and the kind of the model's output (None
+    if its loss does not determine it).
     """
 
     prediction: str | None
@@ -60,7 +60,7 @@ class ClassColumns(NamedTuple):
     @classmethod
     def of(cls, params: Any, of_loss: OutputKind | None) -> ClassColumns:
         """Return the columns of an estimator or a model. ``of_loss``: the kind of output that its
-        loss takes.
+        loss expects.
         """
         given = params.getOrDefault("output_kind")
         kind = of_loss if given is None else OutputKind(given, False)
@@ -76,8 +76,8 @@ class ClassColumns(NamedTuple):
         return [name for name in self[:3] if name is not None]
 
     def check(self, labels: Sequence[str], outputs: Sequence[str]) -> None:
-        """Raise SettingsError for parameters that do not fit each other. ``outputs``: the names of
-        the model's other columns.
+        """Raise SettingsError for incompatible parameters. ``outputs``: the names of the model's
+        other columns.
         """
         if self.kind is not None and self.kind.name not in KINDS:
             raise SettingsError(
@@ -97,10 +97,10 @@ class ClassColumns(NamedTuple):
             )
 
     def made(self, shape: Sequence[int]) -> dict[str, Make]:
-        """Return a function for each column that makes it of the model's output, a double or an
-        array of doubles. ``shape``: of a row of the output.
+        """Return, for each column, a function that derives it from the model's output: a double or
+        an array of doubles. ``shape``: the shape of a row of the output.
 
-        Raises SettingsError for an output that does not have a score for each class.
+        Raises SettingsError for an output without a score for each class.
         """
         if not self.names:
             return {}
@@ -173,5 +173,5 @@ class ClassColumns(NamedTuple):
 
 
 def _with(value: Any, make: Make) -> Any:
-    """Return ``make(value)``, for which Spark computes ``value`` once, and not for each element."""
+    """Return ``make(value)`` such that Spark computes ``value`` once, not once for each element."""
     return F.transform(F.array(value), make)[0]

@@ -39,7 +39,7 @@ from farandole.estimators.trainers import rank
 from farandole.job.report import pickling
 from farandole.job.spark import session
 
-_MEMORY = 64 << 20  # bytes of rows in a rank, which shares memory with Spark's own processes
+_MEMORY = 64 << 20  # bytes of rows in a rank, which shares the machine's memory with Spark
 FINGERPRINT = (
     "batch_size",
     "feature_cols",
@@ -73,7 +73,7 @@ Pair = tuple[ParquetData, ParquetData | None]
 
 @declare(CLASSES)
 class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
-    """The common part of all frameworks' estimators. A subclass has ``train`` (the function for
+    """The base class of estimators. A subclass for a framework provides ``train`` (the function for
     ranks), ``payload``, ``check`` and ``model_of``.
     """
 
@@ -89,14 +89,14 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     # Methods of a framework.
 
     def payload(self) -> dict[str, Any]:
-        """Return the model and its companions, for the ranks. Raises ValueError for missing or
-        incompatible ones.
+        """Return the model and its framework options, for the ranks. Raises ValueError for missing
+        or incompatible ones.
         """
         raise NotImplementedError
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         """Run the model and the loss on ``batch``, on the driver, and return the shape of a row of
-        each output. None if only training can find out.
+        each output; None if only training determines it.
         """
         raise NotImplementedError
 
@@ -111,8 +111,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return {}
 
     def kind_of_outputs(self, payload: Mapping[str, Any]) -> OutputKind | None:
-        """Return what the loss takes from a classifier; None if it is not the loss of a classifier,
-        or unknown.
+        """Return the kind of classifier output that the loss expects; None for other or unknown
+        losses.
         """
         return None
 
@@ -132,9 +132,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """Train on Parquet files, and return the model.
 
         ``train``, ``validation``: a path, as for ``from_parquet``, or data of ``farandole.data``;
-        default: the store's folders for prepared data (``dataset_idx`` numbers them). Ranks are
-        Spark tasks if there is a session, else ``num_proc`` processes of this machine; a
-        ``backend`` has its own.
+        default: the store's folders of prepared data, numbered by ``dataset_idx``. Ranks run in
+        Spark tasks if there is a session, otherwise in ``num_proc`` processes on this machine; a
+        ``backend`` runs its own.
         """
         if isinstance(train, Mapping):  # Horovod's first argument
             train, params = None, train
@@ -174,13 +174,13 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     def fitMultiple(
         self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]
     ) -> Iterator[tuple[int, Any]]:
-        """Fit several parameter maps as Spark does, but write the DataFrame only once, unless one
-        of the maps changes the rows or columns to read.
+        """Fit several parameter maps, as Spark does, but write the DataFrame only once, unless a
+        map changes the rows or columns to read.
         """
         if not paramMaps or any(param.name in OF_DATA for each in paramMaps for param in each):
             return super().fitMultiple(dataset, paramMaps)  # type: ignore[no-any-return]
         estimators = [self.copy(each) for each in paramMaps]
-        for each in estimators[1:]:  # the first one does so when it writes
+        for each in estimators[1:]:  # the first map does so when it writes
             each._checked_columns()
         return ParamGridFits(
             estimators[0]._written(dataset), [each._trained for each in estimators]
@@ -214,9 +214,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             yield data
 
     def _checked_columns(self) -> Columns:
-        """Return the columns. Errors in parameters or the model are raised here, before Spark
-        computes.
-        """
+        """Return the columns. Raises errors in parameters or the model before Spark computes."""
         columns = self._columns()
         self.payload()
         backend = self._backend(spark=True)
@@ -237,8 +235,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         spec = self._spec(data, validation)
         if self._value("data_module") is not None:
             logger.warning(
-                "data_module has no effect, because farandole.data reads the columns. Do its work"
-                " on rows in transformation_fn, or in the DataFrame"
+                "data_module has no effect, because farandole.data reads the columns. Transform"
+                " rows in transformation_fn, or in the DataFrame"
             )
         try:
             outputs = self.check(spec, first(data, spec.columns))
@@ -399,8 +397,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             )
 
     def _check_named(self) -> None:
-        """Raise SettingsError for a column parameter that names no column, or has shapes for
-        others.
+        """Raise SettingsError for a parameter with an unknown column, or with a wrong number of
+        shapes.
         """
         value = self._value
         edited = [str(field[0]) for field in value("transformation_edit_fields") or ()]
@@ -409,7 +407,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             unknown = [name for name in value(option) or () if name not in known]
             if unknown and not (
                 self._by_row or value("transformation_fn")
-            ):  # columns that transformation_fn makes may have any name in Horovod
+            ):  # columns from transformation_fn may have any name in Horovod
                 raise SettingsError(
                     f"{option} names {unknown[0]!r}, which is not one of the columns"
                     f" ({', '.join(known)}){did_you_mean(unknown[0], known)}"
@@ -485,8 +483,8 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return LocalBackend(num_proc)
 
     def _opened(self, source: Any, columns: Columns, shapes: Mapping[str, Any]) -> ParquetData:
-        """Open the files of a path, or of data. ``shapes``: of columns without shapes from the
-        user.
+        """Open the files of a path, or of data. ``shapes``: the shapes of columns that have none
+        from the user.
         """
         path, own, options = source, None, dict[str, Any]()
         if isinstance(source, ParquetData):
@@ -503,7 +501,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             options["storage_options"] = own or (
                 store.storage_options if store is not None and "://" in str(path) else None
             )
-        # transformation_fn may make numbers of values of any type
+        # transformation_fn may convert values of any type to numbers
         objects = columns.transform is not None
         data = from_parquet(path, columns=columns.all, objects=objects, **options)
         if not data.rows:

@@ -8,9 +8,9 @@ from farandole.errors import DataError
 
 
 def field_of(frame: Any, name: str) -> Any:
-    """Return the field of a column; None if there is none, or several.
+    """Return the field of a column; None if there is none or several.
 
-    Unless Spark is case sensitive, the case of names is ignored.
+    The case of names is ignored unless Spark is case sensitive.
     """
     exact = [each for each in frame.schema.fields if each.name == name]
     if exact or case_sensitive(frame):
@@ -20,7 +20,7 @@ def field_of(frame: Any, name: str) -> Any:
 
 
 def unfound(frame: Any, what: str, name: str) -> DataError:
-    """Return the error for a column without a ``field_of``."""
+    """Return the error for a column for which ``field_of`` returned None."""
     fold = str if case_sensitive(frame) else str.lower
     same = [other for other in frame.columns if fold(other) == fold(name)]
     if same:

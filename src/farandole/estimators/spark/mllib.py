@@ -1,4 +1,4 @@
-"""The Spark ML classes that other modules derive from."""
+"""The Spark ML base classes of other modules."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MODEL = (
     Row(
         "label_columns",
         None,
-        "the label columns of the training",
+        "the label columns of training",
         names,
         ("LabelColoumns", "LabelCols"),
     ),
@@ -39,7 +39,7 @@ MODEL = (
     Row(
         "_metadata",
         None,
-        "shapes of columns and outputs in the training",
+        "shapes of columns and outputs in training",
         TypeConverters.identity,
         ("Metadata",),
     ),
@@ -48,14 +48,14 @@ MODEL = (
 
 @declare((*MODEL, *CLASSES))
 class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
-    """The common part of all frameworks' models. A subclass has ``loader``."""
+    """The base class of models. A subclass for a framework provides ``loader``."""
 
     def __init__(self, **values: Any) -> None:
         Model.__init__(self)
         Declared.__init__(self, **values)
 
     def loader(self) -> Any:
-        """Return a function without arguments for Spark's workers, which returns the model.
+        """Return a function without arguments that returns the model, for Spark's workers.
 
         The model is a function of arrays, one for each input, that returns a tuple of arrays, one
         for each output.
@@ -68,9 +68,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         return list(names or [f"{name}__output" for name in self.getOrDefault("label_columns")])
 
     def own_prediction(self) -> Callable[[Any, Any], Any] | None:
-        """Return the function of the model and a row with which a program's subclass predicts; None
-        without one.
-        """
+        """Return a user subclass's prediction function of the model and a row; None without one."""
         return None
 
     def _transform(self, dataset: Any) -> Any:
@@ -116,7 +114,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         return ClassColumns.of(self, None if kind is None else OutputKind(*kind))
 
     def _check_texts(self, dataset: Any, features: Sequence[str]) -> None:
-        """Raise DataError for texts if the model was trained on numbers."""
+        """Raise DataError for text if the model was trained on numbers."""
         dtypes = (self.getOrDefault("_metadata") or {}).get("dtypes", {})
         for name in features:
             if (

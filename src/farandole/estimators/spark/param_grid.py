@@ -14,9 +14,10 @@ Data = TypeVar("Data")
 class ParamGridFits(Generic[Data]):
     """An iterator over (index, model) pairs, which several threads may share.
 
-    ``data`` is entered now, and left when the last training has ended, one has failed, or the
-    iterator is dropped. ``trainings``: each makes a model from the value of ``data``. Once one has
-    failed, those not yet begun fail with the same error.
+    ``data`` is a context manager, entered immediately and exited when the last training has ended,
+    a training has failed, or the iterator is dropped. ``trainings``: functions that make a model
+    from the value of ``data``. After a failure, trainings that have not started fail with the same
+    error.
     """
 
     def __init__(

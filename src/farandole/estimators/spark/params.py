@@ -11,8 +11,8 @@ from farandole.errors import SettingsError, did_you_mean
 
 
 class Row(NamedTuple):
-    """A parameter. ``takes``: a converter, which raises TypeError for values that it cannot
-    convert. ``also``: names of additional accessors.
+    """A parameter. ``takes``: a converter, which raises TypeError for unsuitable values. ``also``:
+    names of additional accessors.
     """
 
     name: str
@@ -79,7 +79,12 @@ COMMON = (
         " for validation",
     ),
     Row("gradient_compression", None, "a Compression of the framework's module"),
-    Row("compress_sparse_cols", False, "no effect: sparse vectors are always sent sparse", _bool),
+    Row(
+        "compress_sparse_cols",
+        False,
+        "no effect: sparse vectors are always sent in sparse form",
+        _bool,
+    ),
     Row("batch_size", 32, "batch size of each rank", _int),
     Row("val_batch_size", None, "batch size for validation; default: batch_size", _int),
     Row("epochs", 1, "epochs", _int),
@@ -98,7 +103,7 @@ COMMON = (
         _int,
         ("ShufflingBufferSize",),
     ),
-    Row("shuffle", True, "use another order of rows in each epoch", _bool),
+    Row("shuffle", True, "use a new order of rows in each epoch", _bool),
     Row(
         "partitions_per_process",
         10,
@@ -119,24 +124,29 @@ COMMON = (
     Row(
         "train_reader_num_workers",
         2,
-        "number of threads that read ahead",
+        "number of prefetching threads",
         _int,
         ("TrainReaderNumWorker",),
     ),
     Row(
         "val_reader_num_workers",
         2,
-        "number of threads that read ahead for validation",
+        "number of prefetching threads for validation",
         _int,
         ("ValReaderNumWorker",),
     ),
     Row(
         "reader_pool_type",
         "thread",
-        "'thread', or 'dummy' to read only when a batch is requested",
+        "'thread', or 'dummy' to read on demand",
         _text,
     ),
-    Row("label_shapes", None, "shapes of labels, with -1 or without the dimension of rows", shapes),
+    Row(
+        "label_shapes",
+        None,
+        "shapes of labels, with -1 for the rows or without that dimension",
+        shapes,
+    ),
     Row(
         "inmemory_cache_all",
         False,
@@ -155,7 +165,7 @@ COMMON = (
     Row(
         "backward_passes_per_step",
         1,
-        "number of batches whose gradients are combined in a step",
+        "number of batches whose gradients are accumulated for a step",
         _int,
     ),
     Row(
@@ -199,7 +209,9 @@ def camel(name: str) -> str:
 
 
 def declare(rows: tuple[Row, ...]) -> Callable[[type], type]:
-    """Return a class decorator that adds a Param, ``setX`` and ``getX`` for each row."""
+    """Return a class decorator that adds a Param and its accessors ``setX`` and ``getX`` for each
+    row.
+    """
 
     def declared(cls: type) -> type:
         for row in rows:
@@ -234,7 +246,7 @@ def _getter(name: str, accessor: str) -> Callable[[Any], Any]:
 
 
 class Declared(Params):  # type: ignore[misc]
-    """Params made by ``declare``: defaults, and values by keyword."""
+    """Params made by ``declare``: their defaults and keyword values."""
 
     _rows: tuple[Row, ...] = ()
 
@@ -256,7 +268,7 @@ class Declared(Params):  # type: ignore[misc]
                 self._set(**{name: value})
 
     def setParams(self, **values: Any) -> Any:
-        """Set parameters by name, None for a default, and return the object."""
+        """Set parameters by name (None restores the default), and return the object."""
         self._set_checked(values)
         return self
 

@@ -67,8 +67,8 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
 
 
 def public(values: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters without file system credentials, because a reader of the file may not have
-    access to the data.
+    """Return parameters without file system credentials: a reader of the file may lack access to
+    the data.
     """
     kept, dropped = dict(values), False
     if getattr(kept.get("store"), "storage_options", None):
@@ -109,8 +109,8 @@ class _Reader(MLReader):  # type: ignore[misc]
 
 
 def _context(of: Any) -> Any:
-    """Return the Spark context, or, for Spark Connect, which has none, the session, which Spark 4
-    accepts as well.
+    """Return the Spark context; for Spark Connect, which has none, the session, which Spark 4 also
+    accepts.
     """
     session = of.sparkSession
     return getattr(session, "_sc", None) or session

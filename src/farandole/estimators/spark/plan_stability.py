@@ -1,5 +1,5 @@
-"""A DataFrame that is computed twice, for training and for validation, must return the same rows
-both times.
+"""Caching of DataFrames that may return different rows when computed twice, for training and for
+validation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALIKE = {
 
 
 def may_vary(frame: Any) -> bool:
-    """Return whether Spark may compute other rows each time, apart from cached results. True if
+    """Return whether Spark may compute different rows each time, apart from cached results. True if
     only a server has the plan (Spark Connect).
     """
     try:

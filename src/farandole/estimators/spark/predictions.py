@@ -38,8 +38,8 @@ def predicted(
     """Return ``frame`` with the columns ``finished``, replacing columns of their names.
 
     ``columns`` (name: column): the inputs of the loader's model. ``returns``: the type of each
-    output. ``finished`` (name: output's number, function): makes a column of an output.
-    ``options``: how the columns are read, one for each.
+    output. ``finished`` (name: output's number, function): makes a column from an output.
+    ``options``: the reading options of each column.
     """
     fields = ",".join(f"o{index}:{kind}" for index, kind in enumerate(returns))
     held = unused(frame)
@@ -58,10 +58,10 @@ def predicted(
 
 
 def _in_rows(frame: Any) -> Any:
-    """Return ``frame`` with a condition that all rows meet, if Spark (4.3) would pass columns of
-    files to Python unconverted.
+    """Return ``frame`` with a filter that keeps all rows, if Spark (4.3) would pass file columns to
+    Python unconverted.
 
-    That fails with UNSUPPORTED_DATATYPE if one of the other columns is a vector. After a condition,
+    That fails with UNSUPPORTED_DATATYPE if one of the other columns is a vector. After a filter,
     Spark passes rows.
     """
     try:
@@ -82,8 +82,8 @@ def _in_rows(frame: Any) -> Any:
 
 
 def _others(frame: Any, names: Sequence[str]) -> list[str]:
-    """Return the columns that remain when columns of ``names`` are added, with names compared as in
-    Spark's ``withColumn``.
+    """Return the columns that remain when columns ``names`` are added, comparing names as Spark's
+    ``withColumn`` does.
     """
     if case_sensitive(frame):
         return [name for name in frame.columns if name not in names]

@@ -20,8 +20,8 @@ _PARTS = 1 << 30  # range of the hash that splits rows
 def computed_once(
     frame: Any, names: Sequence[str], validation: float | str | None
 ) -> Iterator[Any]:
-    """Yield a DataFrame whose training and validation rows come from one computation, within the
-    block.
+    """Yield a DataFrame whose training and validation rows, within the block, come from one
+    computation.
     """
     if isinstance(validation, str):
         check_sides(frame, validation)

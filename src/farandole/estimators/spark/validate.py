@@ -16,7 +16,7 @@ from farandole.estimators.nonfinite import KINDS, warn_nonfinite
 from farandole.estimators.spark.fields import field_of, unfound
 from farandole.estimators.spec import Columns
 
-_TEXT = "convert it to indexes first (StringIndexer), or drop it"
+_TEXT = "convert it to indices first (StringIndexer), or drop it"
 
 
 def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
             f"sample_weight_col={columns.weight!r} is not a column of numbers in the DataFrame"
         )
     if columns.transform is not None:
-        return  # transformation_fn may make numbers of any type
+        return  # transformation_fn may convert any type to numbers
     for name in columns.all:
         if name in columns.texts and isinstance(fields[name], T.StringType):
             continue
@@ -90,8 +90,8 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
 
     Raises DataError if lists or vectors of a column differ in length, or hold null, and for weights
     below 0. Warns about columns with NaN or infinite numbers, because a single one makes all
-    weights of the model NaN. Footers do not list such values, and ranks would find them only in the
-    middle of an epoch.
+    weights of the model NaN. Footers do not report such values, and ranks would find them only in
+    the middle of an epoch.
     """
     chosen = [
         each for each in data.columns if each.kind in ("list", "vector") and each.fill is None
@@ -113,7 +113,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
             F.min(F.size(values)).alias(f"least{index}"),
             F.max(F.size(values)).alias(f"most{index}"),
         ]
-    # ranks check the weights that it makes
+    # ranks check the weights that it returns
     weight = columns.weight if columns.transform is None else None
     if weight is not None:
         numbers += _of_weights(F.col(quote(weight)).cast("double"))
@@ -136,7 +136,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         if least != most:
             raise DataError(
                 f"the {column.kind}s of column {column.name!r} have from {least} to {most}"
-                " elements, but a model takes rows of one shape. Make them equally long, or pass"
+                " elements, but a model takes rows of one shape. Give them the same length, or pass"
                 f" {fill} and a shape"
             )
     for name, nan in nans.items():
@@ -155,7 +155,7 @@ def _of_weights(weight: Any) -> list[Any]:
 
 
 def array_of(vectors: Any) -> Any:
-    """Return an array of vectors. Spark's function fails on null without naming the column."""
+    """Convert vectors to arrays. Spark's function fails on null without naming the column."""
     from pyspark.ml.functions import vector_to_array
 
     return F.when(vectors.isNotNull(), vector_to_array(vectors))

@@ -78,7 +78,7 @@ def _write(frame: Any, parent: str | None, options: Mapping[str, Any], empty: st
 
 
 def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of padded lists: training's shapes apply to other rows."""
+    """Return the shapes of padded lists, which other rows share with the training rows."""
     return {
         each.name: each.shape
         for each in data.columns

@@ -1,1 +1,1 @@
-"""The training on a rank: one module for each framework, without Spark."""
+"""Training on a rank, without Spark: one module for each framework."""

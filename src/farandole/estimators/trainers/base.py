@@ -27,17 +27,15 @@ class Training:
         self.factor = size if spec.scale_lr else 1
 
     def begin(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from, if there is one; the rows resume at its
-        position.
-        """
+        """Return the checkpoint to resume from, if any, after moving the rows to its position."""
         checkpoint = self.progress.begin()
         if checkpoint is not None:
             self.batches.load(checkpoint.data)
         return checkpoint
 
     def held(self) -> Batches | None:
-        """Return rows for validation, if there are any: this rank's part, or all of them if there
-        are fewer rows than ranks.
+        """Return the rows for validation, if any: this rank's part, or all of them if there are
+        fewer rows than ranks.
         """
         spec = self.spec
         if spec.validation is None:
@@ -52,9 +50,7 @@ class Training:
         return int(np.random.SeedSequence([self.spec.seed, epoch, self.rank]).generate_state(1)[0])
 
     def compression(self) -> dict[str, Any]:
-        """Return the compression argument of a distributed optimizer; empty if the user gave
-        none.
-        """
+        """Return the compression argument of a distributed optimizer; empty without one."""
         return {} if self.spec.compression is None else {"compression": self.spec.compression}
 
 

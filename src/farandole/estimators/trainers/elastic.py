@@ -1,8 +1,8 @@
 """Training of an estimator in an elastic job.
 
 The state is the checkpoint of the last epoch, in the memory of every rank. When ranks are lost or
-added, all ranks begin again at that epoch, with the model of the checkpoint and with the rows
-divided among the present ranks.
+added, all ranks resume after that epoch, with the checkpoint's model and with the rows divided
+among the current ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EpochState(ObjectState):
     def keep(self, checkpoint: Checkpoint) -> None:
         """Commit a checkpoint, which is equal on all ranks.
 
-        Collective. Raises HostsUpdatedInterrupt if ranks are about to change.
+        Collective. Raises HostsUpdatedInterrupt before ranks change.
         """
         self.checkpoint = checkpoint
         self.commit()

@@ -18,7 +18,7 @@ def fit(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | Non
     """Train, and return the result on rank 0. (The job's messages show this function's name.)
 
     The spec arrives pickled, so that its contents are checked and packed once. ``one_gpu``: whether
-    the process may see one GPU, or none; None: it sees all visible ones.
+    the process sees one GPU or none; None: all visible ones.
     """
     if one_gpu is not None:
         # before anything in the spec imports a framework, which may look for GPUs
@@ -46,8 +46,8 @@ def gpu_index(local_rank: int, count: int) -> int:
 
 
 def pin_gpu(use_gpu: bool) -> None:
-    """Show this process one GPU before a framework looks for GPUs, because some frameworks take all
-    visible ones.
+    """Make one GPU visible to this process before a framework looks for GPUs: some frameworks take
+    all visible ones.
     """
     if not use_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

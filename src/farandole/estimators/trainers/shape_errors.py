@@ -19,7 +19,9 @@ def describe_columns(names: Sequence[str], arrays: Iterable[Any]) -> str:
 def features_error(
     features: str, error: Exception, *, by: str = "the model", cure: str = ""
 ) -> DataError:
-    """Return the error for a model that raised ``error``. ``by``: the part of it that did."""
+    """Return the error for a model that raised ``error``. ``by``: the part of the model that raised
+    it.
+    """
     cure = f". {cure}" if cure else ""
     return DataError(
         f"{by} cannot take the features {features}: {type(error).__name__}: {error}{cure}"

@@ -92,7 +92,7 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         if self.workers > 1 or self.use_multiprocessing:
             raise SettingsError(
                 f"workers={self.workers} and use_multiprocessing={self.use_multiprocessing} would"
-                " mix up batches and epochs. Use workers=1; the reader reads ahead in threads"
+                " mix up batches and epochs. Use workers=1; the reader prefetches in threads"
                 " (threads=)"
             )
         self._within = True

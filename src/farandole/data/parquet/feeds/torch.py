@@ -33,9 +33,9 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             raise SettingsError(
-                f"num_workers={worker.num_workers} is not supported: workers have copies of this"
-                " data, so that the program's own data would never reach the next epoch. Use"
-                " num_workers=0; the data reads ahead in threads (threads=)"
+                f"num_workers={worker.num_workers} is not supported: workers copy the reader, so"
+                " the epoch of this process's reader would never advance. Use"
+                " num_workers=0; the reader prefetches in threads (threads=)"
             )
         for batch in self.reader:
             yield mapped(_tensor, batch)

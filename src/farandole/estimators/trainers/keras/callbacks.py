@@ -15,7 +15,7 @@ def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
     """Yield the user's callbacks. Keras's file-writing callbacks run on rank 0 only, because ranks
     of one host would overwrite each other's files.
 
-    With a store, TensorBoard writes to the logs of the run there.
+    With a store, TensorBoard writes to the run's log folder in the store.
     """
     store, kind = spec.store, keras.callbacks.TensorBoard
     # exact classes only: subclasses may do more

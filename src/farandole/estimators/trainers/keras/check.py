@@ -21,18 +21,18 @@ from farandole.estimators.trainers.shape_errors import (
 
 
 def _build(model: Any, batch: Batch) -> None:
-    """Build a Sequential that has not seen an input, for any number of rows. A call builds other
-    models.
+    """Build a Sequential without a known input shape, for any number of rows. Other models are
+    built by a call.
     """
     if not model.built and type(model).__name__ == "Sequential" and len(batch.inputs) == 1:
         model.build((None, *batch.inputs[0].shape[1:]))
 
 
 def by_name(spec: Spec, batch: Batch, model: Any) -> Any:
-    """Return ``model``, or one that these rows have built with a dict of features by name.
+    """Return ``model``, or a model built from these rows with a dict of features by name.
 
-    The latter applies if the model is not built and does not accept a list of features. From then
-    on the model's file records its inputs.
+    The latter applies if the model is not built and does not accept a list of features. The saved
+    model then records its inputs.
     """
     names, categories, packed = (
         spec.columns.features,

@@ -12,11 +12,11 @@ from farandole.estimators.spec import OutputKind, Spec
 
 
 def compile_options(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of ``compile``: the estimator's, and the model's own for any not given."""
+    """Return the arguments of ``compile``: the estimator's, completed with the model's own."""
     options = open_arguments(keras, payload["compiled"])
     heads = payload.get("heads") or ()
     for name, value in open_arguments(keras, payload["options"]).items():
-        # a list with an item for each label
+        # a list with one item per label
         if heads and isinstance(value, list | tuple) and len(value) == len(heads):
             value = dict(zip(heads, value, strict=True))
         options[name] = value
@@ -53,8 +53,8 @@ _ENTROPIES = {  # Keras's losses, in lower case without underscores: whether bin
 
 
 def output_kind(loss: Any) -> OutputKind | None:
-    """Return the kind of output that a Keras loss expects from a classifier; None for other losses,
-    and for losses of several outputs.
+    """Return the kind of classifier output that a Keras loss expects; None for other losses, and
+    for losses of several outputs.
     """
     while isinstance(loss, list | tuple | dict) and len(loss) == 1:
         loss = next(iter(loss.values() if isinstance(loss, dict) else loss))

@@ -1,4 +1,4 @@
-"""The values of Keras's epochs: callbacks that record them over all ranks, and end training."""
+"""Callbacks that record the values of Keras's epochs over all ranks, and end training."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _plain(value: Any) -> Any:
 
 
 def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
-    """Return the callback that replaces an epoch's values by means over the rows of all ranks, for
-    later callbacks.
+    """Return the callback that replaces an epoch's values with means over the rows of all ranks,
+    for later callbacks.
     """
 
     class Means(keras.callbacks.Callback):  # type: ignore[misc]
@@ -81,7 +81,7 @@ class _Exact:
         self._exact = dict[str, float]()
 
     def add(self, logs: Mapping[str, Any], rows: int, counted: float) -> None:
-        """Add a batch that has ``rows`` rows for Keras, which count as ``counted``."""
+        """Add a batch of ``rows`` rows for Keras, which count as ``counted``."""
         self._batches = self._batches + 1
         self._rows = self._rows + rows
         self._counted = self._counted + counted
@@ -101,10 +101,10 @@ class _Exact:
 
 
 def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) -> Any:
-    """Return the callback that makes losses means over the rows of all ranks.
+    """Return the callback that replaces losses with means over the rows of all ranks.
 
     It corrects training losses if ranks have batches of different lengths: such a batch's loss is
-    already scaled to the rank's share, and Keras weights it by the rank's rows once more. It also
+    already scaled to the rank's share, and Keras weights it by the rank's rows again. It also
     corrects validation losses if Keras weights the losses of outputs ``by_batch``.
     """
 

@@ -21,8 +21,8 @@ from farandole.estimators.spec import Spec
 class Rows:
     """Batches in Keras's form.
 
-    ``ends``: the reader's state at the end of each epoch, however far ahead Keras reads, and
-    ``counts``: its number of rows. ``lengths``: of batches, as Keras counts them and as they would
+    ``ends``: the reader's state at the end of each epoch, however far Keras prefetches. ``counts``:
+    the rows of each epoch. ``lengths``: lengths of batches, as Keras counts them and as they would
     be if ranks had the same number of rows. ``share``: whether a mean is scaled to this rank's
     share of the rows, as for the training loss.
     """
@@ -62,8 +62,8 @@ class Rows:
                 yield self.given(batch)
 
     def at(self, index: int) -> tuple[Any, ...]:
-        """Return the batch of that index, counted from the first rows: Keras reads some batches
-        more than once.
+        """Return the batch of an index, counted from the first rows: Keras reads some batches more
+        than once.
         """
         with self._lock:
             if index != self._place:
@@ -73,7 +73,7 @@ class Rows:
             return self.given(next(self._iterator))
 
     def given(self, batch: Batch) -> tuple[Any, ...]:
-        """Return inputs and labels, and weights if there are any."""
+        """Return inputs and labels, and weights if any."""
         columns, payload = self._spec.columns, self._spec.payload
         inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
         # tf.data treats a list as a single array
@@ -98,8 +98,8 @@ class Rows:
 
 
 def with_shapes(batches: Callable[[], Iterator[Any]]) -> Any:
-    """Return batches as a dataset of TensorFlow, which keeps the shape of a row. Keras 2 forgets it
-    for other iterators, and layers for texts need it.
+    """Return batches as a TensorFlow dataset, which keeps the shape of a row. Keras 2 loses it for
+    other iterators, and text layers need it.
 
     ``batches``: returns an iterator.
     """
@@ -120,7 +120,7 @@ def indexed(keras: Any, rows: Rows) -> Any:
     base = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence  # in Keras 2
 
     class Indexed(base):  # type: ignore[valid-type,misc]
-        sharded = True  # must not be dealt out to ranks again
+        sharded = True  # must not be divided among ranks again
 
         def __len__(self) -> int:
             return len(rows.batches)

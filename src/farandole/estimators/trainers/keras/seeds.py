@@ -28,7 +28,7 @@ def seed_all(keras: Any, seed: int) -> None:
 
 
 def seed_layers(model: Any, numbers: np.random.Generator) -> None:
-    """Set new seeds in layers without a seed of the user: Keras 3's seeds came with the model."""
+    """Set new seeds in layers without a user seed, because Keras 3's seeds came with the model."""
     for layer in model._flatten_layers():
         for each in getattr(layer, "_seed_generators", ()):
             if each.get_config()["seed"] is None:

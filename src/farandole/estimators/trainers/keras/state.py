@@ -13,10 +13,10 @@ from farandole.errors import DataError
 
 
 class Rates:
-    """An optimizer's learning rate: one rank's, as it is saved, and ``factor`` times that in
+    """An optimizer's learning rate: one rank's in saved state, and ``factor`` times that in
     training.
 
-    A schedule is left unchanged (it is not ``fixed``). ``given``: the rate at the beginning.
+    A schedule (not ``fixed``) is left unchanged. ``given``: the initial rate.
     """
 
     def __init__(self, optimizer: Any, factor: int) -> None:
@@ -44,14 +44,14 @@ class Rates:
             self.factor = 1
 
     def one(self, rate: float) -> float:
-        """Return one rank's rate, without a rounding error if the rate is unchanged."""
+        """Return one rank's rate, exactly if the rate is unchanged."""
         return (
             self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
         )
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer with the learning rate: loss-scaling ones wrap another one."""
+    """Return the optimizer that has the learning rate: loss-scaling optimizers wrap another."""
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
     return optimizer
@@ -80,8 +80,8 @@ def saved(model: Any, rates: Rates) -> bytes:
 
 
 def _native(value: Any) -> Any:
-    """Return ``value`` in a type of NumPy's files, which would keep only the bytes of bfloat16.
-    Variables convert it back.
+    """Return ``value`` in a dtype that NumPy's files support: they would keep only the raw bytes of
+    bfloat16. Variables convert it back.
     """
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
@@ -115,7 +115,7 @@ def slots(optimizer: Any) -> list[Any]:
 
 
 def go_on(model: Any, values: list[Any]) -> None:
-    """Resume with the state of an optimizer that trained this model before."""
+    """Resume with the state of an optimizer that has trained this model."""
     if values:
         variables = _made(model)
         if [tuple(each.shape) for each in variables] == [each.shape for each in values]:
@@ -124,7 +124,7 @@ def go_on(model: Any, values: list[Any]) -> None:
 
 
 def _made(model: Any) -> list[Any]:
-    """Return the variables of a model's optimizer, and create them if it has not taken a step."""
+    """Return the variables of a model's optimizer, creating them if it has not taken a step."""
     if hasattr(model.optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         model.optimizer._create_all_weights(model.trainable_variables)
     elif not getattr(model.optimizer, "built", False):
@@ -133,13 +133,13 @@ def _made(model: Any) -> list[Any]:
 
 
 def _variables(optimizer: Any) -> list[Any]:
-    """Return an optimizer's variables, except for gradients that this rank has accumulated and not
+    """Return an optimizer's variables, except for gradients accumulated by this rank but not yet
     applied.
     """
     variables = optimizer.variables
     pending: set[int] = set()
     each = optimizer
-    while each is not None:  # loss-scaling optimizers wrap another one
+    while each is not None:  # loss-scaling optimizers wrap another
         pending.update(
             id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ()
         )

@@ -125,7 +125,7 @@ def _fit(
             initial_epoch=first,
             epochs=spec.epochs,
             callbacks=callbacks,
-            # rows are shuffled already, and Keras would warn that it cannot shuffle
+            # rows are already shuffled, and Keras would warn that it cannot shuffle
             verbose=0,
             shuffle=False,
             **options,

@@ -17,7 +17,7 @@ from farandole.estimators.trainers.shape_errors import check_output_count, featu
 def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None:
     """Call ``module`` once on these rows, and return the shape of a row of each output.
 
-    None if only training can find out. Raises DataError if they do not fit.
+    None if only training determines it. Raises DataError for rows that do not fit.
     """
     names, labels = spec.columns.features, spec.columns.labels
     if batch.others and not set(names) <= set(batch.others):

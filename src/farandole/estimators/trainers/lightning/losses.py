@@ -14,8 +14,8 @@ class Losses:
     """The losses of this rank's batches in an epoch: their sum over rows, the rows with a loss, and
     all rows.
 
-    A batch is a dict of the user's columns only, so its share and the number of rows that count are
-    passed separately.
+    A batch is a dict of the user's columns only, so its share and number of counted rows are passed
+    separately.
     """
 
     def __init__(self) -> None:

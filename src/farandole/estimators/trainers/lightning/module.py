@@ -1,4 +1,4 @@
-"""The user's module as ranks train it together."""
+"""The user's module, adapted to distributed training."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def shared(module: Any, training: Training, losses: Losses) -> Any:
 
 
 def _distributed(optimizers: Any, module: Any, training: Training) -> Any:
-    """Return the result of ``configure_optimizers`` with each optimizer wrapped, also in its
-    schedulers.
+    """Return the result of ``configure_optimizers`` with each optimizer wrapped, including
+    references in schedulers.
     """
     wrapped: dict[int, Any] = {}
     passes = int(training.spec.payload["trainer_args"].get("accumulate_grad_batches", 1))

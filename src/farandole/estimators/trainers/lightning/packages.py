@@ -1,6 +1,6 @@
 """The two packages of Lightning, ``lightning.pytorch`` and ``pytorch_lightning``.
 
-They have the same classes twice and do not accept each other's, so all objects are made from the
+Each has its own copies of the classes and rejects the other's, so all objects are made from the
 module's own package.
 """
 
@@ -17,7 +17,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def package_of(model: Any) -> str | None:
-    """Return the package whose LightningModule ``model`` is; None for a plain module."""
+    """Return the package of ``model``'s LightningModule class; None for a plain module."""
     for kind in type(model).__mro__:
         for package in PACKAGES:
             if kind.__name__ == "LightningModule" and kind.__module__.startswith(f"{package}."):
@@ -26,7 +26,7 @@ def package_of(model: Any) -> str | None:
 
 
 def classes_of(model: Any) -> tuple[Any, type, type, type]:
-    """Return the package of ``model``, our strategy and callback as classes of its kind, and its
+    """Return the package of ``model``, our strategy and callback as that package's classes, and its
     dummy logger.
 
     Without a logger, some callbacks (LearningRateMonitor) raise, and so does a module's

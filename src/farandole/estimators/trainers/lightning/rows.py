@@ -39,8 +39,8 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
 def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
     """Return tensors by column name.
 
-    Integers in columns that transformation_fn adds stay integers. Under Horovod's names so do those
-    of features, as modules written for Horovod expect.
+    Integers in columns added by transformation_fn stay integers. Under Horovod's names, integer
+    features also do, as modules written for Horovod expect.
     """
     columns, payload, cpu = spec.columns, spec.payload, torch.device("cpu")
     arrays = dict(batch.others) or dict(zip(columns.features, batch.inputs, strict=True))

@@ -18,7 +18,7 @@ from farandole.estimators.trainers.torch.tensors import tensors
 def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
     """Run model and loss once on these rows, and return the shape of a row of each output.
 
-    Raises DataError if they do not fit.
+    Raises DataError for rows that do not fit.
     """
     model = copy.deepcopy(spec.payload["model"]).eval()
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

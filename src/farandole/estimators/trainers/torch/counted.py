@@ -1,5 +1,5 @@
-"""Classification losses whose mean is not a mean over rows: classes have weights, or some labels do
-not count.
+"""Classification losses with a mean that is not over rows: classes have weights, or some labels are
+ignored.
 """
 
 from __future__ import annotations

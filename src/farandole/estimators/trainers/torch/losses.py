@@ -52,7 +52,7 @@ _KINDS = {  # functions and classes of torch, without "Loss" and underscores
 
 
 def output_kind(loss: Any) -> OutputKind | None:
-    """Return what one of torch's losses takes from a classifier; None for other losses."""
+    """Return the kind of classifier output that a torch loss expects; None for other losses."""
     named = loss if hasattr(loss, "__name__") else type(loss)
     if not (getattr(named, "__module__", "") or "").startswith("torch."):
         return None
@@ -181,9 +181,9 @@ def _tell_parts(label: Any) -> None:
     """
     if label.is_floating_point() and not bool((label == label.trunc()).all()):
         wrong = label[label != label.trunc()].reshape(-1)[0].item()
-        cure = "convert labels to indexes (StringIndexer)"
+        cure = "convert labels to indices (StringIndexer)"
         raise DataError(
-            f"a label is {wrong:g}, but the loss takes class indexes from 0. To fix this, {cure}"
+            f"a label is {wrong:g}, but the loss takes class indices from 0. To fix this, {cure}"
         )
 
 

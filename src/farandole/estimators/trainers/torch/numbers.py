@@ -25,7 +25,7 @@ class Numbers:
         self._rows = 0
 
     def add(self, rows: int, loss: Any, outputs: Any, labels: Any) -> None:
-        """Add a batch with ``rows`` rows that count."""
+        """Add a batch with ``rows`` counted rows."""
         if not rows:
             return
         with torch.no_grad():
@@ -36,8 +36,8 @@ class Numbers:
         self._sums = self._sums + numbers * rows
 
     def _value(self, index: int, function: Any, outputs: Any, labels: Any) -> float:
-        """Return a metric's value. Raises DataError, naming the metric and its label, if that is no
-        number.
+        """Return a metric's value. Raises DataError, naming the metric and its label, if it is not
+        a number.
         """
         output, label = outputs[index], labels[index]
         try:
@@ -76,7 +76,5 @@ def _name(function: Any) -> str:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return a unique name for a metric: of several with one name (lambdas, "loss"), all but the
-    first get a number.
-    """
+    """Return a unique name for a metric: duplicates (lambdas, "loss") get a number."""
     return f"{name}_{number}" if number else name

@@ -18,7 +18,7 @@ def minibatch(
     labels: Any,
     sample_weights: Any,
 ) -> tuple[Any, Any]:
-    """Take a step. A user's ``train_minibatch_fn`` has the same arguments and result."""
+    """Take a step. Arguments and result are those of the user's ``train_minibatch_fn``."""
     optimizer.zero_grad()
     outputs, labels = transform_outputs(model(*inputs), labels)
     loss = loss_fn(outputs, labels, sample_weights)
