@@ -229,7 +229,7 @@ def test_saved_models(tmp_path: Path) -> None:
     np.testing.assert_allclose(called(packed, np.ones(3), X, names="b a")["rows"], expected)
     with pytest.raises(BatchError) as error:
         called(packed, X)
-    assert re.search("the SavedModel takes (a, b|b, a), but was given 1 column", str(error.value))
+    assert re.search("the SavedModel takes (a, b|b, a), but received 1 column", str(error.value))
     with pytest.raises(BatchError, match=mentioning("x, y")):
         called(packed, X, np.ones(3))
     with pytest.raises(SettingsError, match=mentioning("'serving'", "'serving_default'")):

@@ -1,8 +1,8 @@
-"""Detects mistakes that train the wrong model without an error.
+"""Detection of mistakes that silently train the wrong model.
 
 A check derives a ``Finding`` from facts that a framework supplies (in its module ``checks``).
 Importing this package registers the checks at a job's end; every framework's package imports it. A
-job without mistakes loads only the checks that it needs.
+job without mistakes loads only the checks it needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares the replicas of all ranks by digests of weights, settings and gradients.
+"""Comparison of all ranks' replicas by digests of weights, settings and gradients.
 
 ``replicas`` decides when to compare and interprets the result; the framework supplies weights and
 settings. A comparison is usually one reduction of a few words: digests are equal if their minimum
@@ -62,18 +62,17 @@ class Replica(Protocol):
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A replica that may know why the weights of the ranks differ."""
+    """A replica that may be able to explain a difference between the ranks' weights."""
 
     def cause(self) -> str:
         """Return the cause and the cure, or an empty text. Called after a difference is found."""
 
 
 class ReplicaComparison:
-    """The comparisons for one optimizer over one engine, from its first exchange on.
+    """The comparisons for one optimizer over one engine, starting with its first exchange.
 
     Ranks compare when they exchange gradients. ``due`` counts an exchange and is called once in
-    each. Its answer travels with the exchange; if it is true on any rank, all ranks call
-    ``compare``.
+    each. Its result is part of the exchange; if it is true on any rank, all ranks call ``compare``.
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
@@ -87,19 +86,21 @@ class ReplicaComparison:
         self._steps = 0  # the optimizer's steps when the ranks were last equal
         self._calls = engine.numbers.recorded(CallRecorder) if self._mode != "off" else None
         self._ordered = 0  # the last unnamed call at the previous comparison
-        self._held: list[HeldState] | None = None  # compared once
+        self._held: list[HeldState] | None = None  # whether a comparison has taken place
 
     def soon(self) -> bool:
-        """Return whether a comparison follows the next exchange and needs this rank's gradients."""
+        """Return whether a comparison follows the next exchange, and so needs this rank's
+        gradients.
+        """
         return self._mode != "off" and self._schedule.soon()
 
     def due(self) -> bool:
-        """Count an exchange. Return whether it is time to compare."""
+        """Count an exchange. Return whether a comparison is due."""
         self._step += 1
         return self._mode != "off" and self._schedule.due()
 
     def any_due(self) -> bool:
-        """Return whether ``due`` is true on any rank, for exchanges that cannot carry the answer.
+        """Return whether ``due`` is true on any rank, for exchanges that cannot carry the result.
         Collective.
         """
         word = np.array([-int(self.due())], dtype=np.int64)
@@ -153,7 +154,7 @@ class ReplicaComparison:
         report(self._engine, [*found, *self._order(same_calls)])
 
     def _digest_held(self) -> int | None:
-        """Return a digest of the states that no variable holds, at the first comparison."""
+        """Return a digest of the states outside of variables, at the first comparison."""
         if self._held is not None:
             return None
         self._held = held()

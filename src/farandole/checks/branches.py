@@ -1,8 +1,8 @@
-"""Reads bytecode to find out whether two calls in one function are alternatives.
+"""Analysis of bytecode: whether two calls in one function are alternatives.
 
 Ranks that take different branches of an ``if`` call unnamed collectives from different lines, which
 is not a mistake. Only the compiled function shows whether one pass can reach both lines. An error
-in this analysis suppresses a warning or adds one; it changes no result.
+in this analysis only suppresses or adds a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def alternatives(code: CodeType, one: int, other: int) -> bool:
 
 
 def _reached(instructions: Sequence[dis.Instruction], begin: int) -> set[int]:
-    """Return the indexes of the instructions that may run after the one at index ``begin``."""
+    """Return the indices of the instructions that may run after the one at index ``begin``."""
     index = {instruction.offset: number for number, instruction in enumerate(instructions)}
     found: set[int] = set()
     left = [begin]

@@ -1,10 +1,10 @@
 """Detects ranks that call unnamed collectives in different orders, from the lines of their calls.
 
 Unnamed collectives pair by count: the third on one rank matches the third on every other. If a rank
-swaps two of the same shape, they are mixed without an error. The lines reveal it: for one number,
-ranks are at different lines, and each of these ranks also reaches the other line. Lines that only
-one rank reaches are a branch (``if rank() == 0: a() else: b()``) and no mistake; nor are lines of
-one function without a path between them (``branches``).
+swaps two of the same shape, they are silently mixed. The lines reveal the swap: for one number,
+ranks are at different lines, and each of these ranks also reaches the other line. Lines reached by
+one rank only are a branch (``if rank() == 0: a() else: b()``), which is not a mistake; neither are
+lines of one function without a path between them (``branches``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from farandole.errors import ranks_named
 class CallReport(NamedTuple):
     """The lines from which one rank called unnamed collectives.
 
-    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call.
-    ``exclusive``: pairs of indexes of places that exclude each other in one pass through their
-    function. ``last``: the highest number so far.
+    ``places``: the lines, as ``file:line``. ``calls``: the index of a place by the number of the
+    call. ``exclusive``: pairs of indices of places that exclude each other in one pass through
+    their function. ``last``: the highest number so far.
     """
 
     places: Sequence[str] = ()
@@ -33,8 +33,8 @@ class CallReport(NamedTuple):
 
 
 def swapped_calls(reports: Sequence[CallReport | None]) -> Finding | None:
-    """Return the finding for the first pair of swapped calls, or None. ``reports``: by rank; None
-    for a rank that takes no part.
+    """Return the finding for the first pair of swapped calls, or None. ``reports``: the reports by
+    rank; None for a rank that does not take part.
     """
     places_of = {
         rank: {number: report.places[index] for number, index in report.calls.items()}

@@ -1,4 +1,4 @@
-"""Records the lines of a program that call unnamed collectives, while ranks are compared
+"""Recording of the program's lines that call unnamed collectives, while ranks are compared
 (``agreement``).
 """
 
@@ -26,12 +26,12 @@ class CallRecorder:
     """Records the latest calls of this rank over one engine: numbers and places."""
 
     def __init__(self) -> None:
-        self.reported = False  # whether the user knows of swapped calls
+        self.reported = False  # whether swapped calls have been reported
         self._kept: deque[tuple[int, CodeType, int]] = deque(maxlen=_KEPT)
 
     def add(self, number: int) -> None:
         """Record that the program makes call ``number``."""
-        frame = sys._getframe(3)  # the caller of the function that made an entry
+        frame = sys._getframe(3)  # the caller of the function that adds an entry
         while frame.f_code.co_filename.startswith(_OURS):
             if frame.f_back is None:
                 return
@@ -39,7 +39,7 @@ class CallRecorder:
         self._kept.append((number, frame.f_code, frame.f_lasti))
 
     def restart(self) -> None:
-        """Forget the calls: their numbers begin again."""
+        """Forget the calls: their numbers restart."""
         self._kept.clear()
 
     def last(self) -> int:

@@ -12,10 +12,10 @@ UNEQUAL_START = FindingKind(
 )
 DRIFT = FindingKind(
     "FAR002",
-    "weights that were equal before and now differ",
+    "weights that have become different",
     "A checkpoint was loaded late, the optimizer's state was not broadcast, some ranks skipped"
     " steps, or weights or gradients were changed on some ranks only.",
-    "Decide and change things on all ranks, then broadcast weights and state again.",
+    "Make decisions and changes on all ranks, then broadcast weights and state again.",
 )
 UNEQUAL_NEW_PARAMETERS = FindingKind(
     "FAR003",
@@ -89,7 +89,7 @@ UNWRAPPED_SECOND_OPTIMIZER = FindingKind(
 DISCARDED_RESULTS = FindingKind(
     "FAR014",
     "different weights after 20 steps although gradients went through `hvd.allreduce` (PyTorch)",
-    "`hvd.allreduce` returns the mean as a new tensor, which the program dropped.",
+    "`hvd.allreduce` returns the mean as a new tensor, which the program discarded.",
     "Write `p.grad = hvd.allreduce(p.grad)`, or use `hvd.allreduce_(p.grad)`.",
 )
 NONFINITE_STEP = FindingKind(
@@ -166,14 +166,14 @@ HELD_STATE = FindingKind(
     "FAR026",
     "different state that is not a variable: a vocabulary, bin edges, constants (Keras),"
     " `get_extra_state` (PyTorch)",
-    "Each rank adapted a layer to its own part of the data, so the same input means something else"
-    " on each rank.",
+    "Each rank adapted a layer to its own part of the data, so equal inputs have different"
+    " meanings on the ranks.",
     "Adapt layers to the same data on all ranks, or to the whole data on rank 0 and broadcast.",
 )
 EPOCHS_DIVIDED = FindingKind(
     "FAR027",
     "epochs divided by `size()` although all ranks read all data (Keras)",
-    "Each rank repeats the same fewer epochs, so the job trains less than one process does.",
+    "Each rank repeats the same fewer epochs, so the job trains less than a single process.",
     "Give each rank its part of the data and train all epochs.",
 )
 IDLE_EARLY_STOPPING = FindingKind(
@@ -184,7 +184,7 @@ IDLE_EARLY_STOPPING = FindingKind(
 )
 UNSUITED_OPTIMIZER = FindingKind(
     "FAR031",
-    "a codec or strategy with an optimizer that it does not go with",
+    "a codec or strategy that is incompatible with the optimizer",
     "The codec's or outer optimizer's steps are too long, or the optimizer divides by the size of"
     " numbers that arrive late.",
     "Change the rate, the momentum or the codec as the message says.",
@@ -192,14 +192,14 @@ UNSUITED_OPTIMIZER = FindingKind(
 DAMAGED_REPLICA = FindingKind(
     "FAR032",
     "a replica whose bits differ from the others (`--check-replicas-every`)",
-    "A processor or a memory has computed or kept a wrong bit.",
+    "A processor computed, or a memory stored, a wrong bit.",
     "Check the memory and the GPU of a host that is named repeatedly, or replace the host.",
 )
 DIFFERENT_REPLICAS = FindingKind(
     "FAR033",
     "replicas that the program makes different (`--check-replicas-every`)",
-    "The ranks began with different weights, use different settings, or some ranks change a value"
-    " that others do not. The finding says how that was distinguished from a damaged replica.",
+    "The ranks began with different weights, use different settings, or change a value on only"
+    " some ranks. The finding says how that was distinguished from a damaged replica.",
     "Begin with rank 0's weights on all ranks (`hvd.broadcast_parameters`), and change weights,"
     " learning rates and all other values of the state in the same way on all ranks.",
 )

@@ -1,4 +1,4 @@
-"""Checks that all ranks optimize the same parameters and exchange the same weights."""
+"""Verification that all ranks optimize the same parameters and exchange the same weights."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def check_same_weights(
 ) -> None:
     """Raise ValueError on all ranks if weights differ in name, shape or dtype. Collective.
 
-    ``name``: the optimizer's name. ``ranks``: the engine's ranks as numbers in the job. Joined
-    ranks do not count.
+    ``name``: the optimizer's name. ``ranks``: the job ranks of the engine's ranks. Joined ranks do
+    not count.
     """
     description = describe_weights(weights, names)
     if all_equal(engine, f"{name}.model", [digest_of_text(description)])[0] is not False:

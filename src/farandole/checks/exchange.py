@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
-    """Return for each value (below 2**63) whether it is equal on all ranks; None if some rank does
-    not know it. Joined ranks do not count. Collective.
+    """Return for each value (below 2**63) whether it is equal on all ranks; None if it is unknown
+    on some rank. Joined ranks do not count. Collective.
     """
     known = [value is not None for value in values]
     numbers = [value if value is not None else 0 for value in values]
@@ -30,8 +30,8 @@ def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[b
 
 
 def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
-    """Return every rank's ``mine``, by rank; empty for joined ranks, with which an allgather would
-    fail. Collective.
+    """Return every rank's ``mine``, by rank; empty for joined ranks (an allgather would fail with
+    them). Collective.
     """
     lengths = np.zeros(engine.size, dtype=np.int64)
     lengths[engine.rank] = len(mine)

@@ -1,4 +1,4 @@
-"""A mistake in a program, found by a check. The log and errors use the same object."""
+"""A mistake in a program, found by a check and used by both the log and errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Finding(NamedTuple):
 
     ``code``: the stable code from the catalogue. ``level``: the log level. ``text``: the mistake,
     with ranks and numbers. ``cure``: the change to make. ``where``: the parameter, line or file, if
-    there is one. ``at``: the line of the program that ran when the mistake was found
-    ("train.py:12"); empty if it is unknown.
+    any. ``at``: the program's line when the mistake was found ("train.py:12"); empty if unknown.
     """
 
     code: str
@@ -55,7 +54,7 @@ _findings: deque[Finding] = deque(maxlen=_KEPT)
 
 
 def record(finding: Finding) -> None:
-    """Keep a finding of this process, and of the run to which it belongs."""
+    """Record a finding for this process and for its run, if any."""
     _findings.append(finding)
     if os.environ.get(RUN_VARIABLE):
         # imported here because most jobs leave no run

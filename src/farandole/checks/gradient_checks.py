@@ -1,4 +1,4 @@
-"""Checks of gradients on their way through a reducer that takes them one by one."""
+"""Checks of gradients in a reducer that receives them one by one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from farandole.core.engine import Engine
 
 
 class GradientChecks:
-    """Compares the ranks' replicas and gradients at some steps. The reducer's own exchanges carry
-    the question whether to compare.
+    """Compares the ranks' replicas and gradients at some steps. The decision to compare is part of
+    the reducer's exchanges.
 
     ``steps``: the steps of this rank's optimizer. ``spread``: the difference between the ranks'
     step counts. ``sampling``: whether this step needs digests of this rank's own gradients.
@@ -22,15 +22,15 @@ class GradientChecks:
         self._replica = replica
         self._agreement: ReplicaComparison | None = None
         self._samples: dict[int, int] = {}
-        self._wanted = False  # whether some rank wants to compare
+        self._wanted = False  # whether some rank requests a comparison
 
     @property
     def active(self) -> bool:
-        """True if there is a replica to compare over the present engine."""
+        """True if there is a replica to compare over the current engine."""
         return self._agreement is not None
 
     def begin(self, engine: Engine, name: str) -> None:
-        """Compare over ``engine`` from now on."""
+        """Start to compare over ``engine``."""
         if self._replica is not None:
             self._agreement = ReplicaComparison(self._replica, engine, name)
 
@@ -43,11 +43,11 @@ class GradientChecks:
         self._samples[index] = digest
 
     def due(self) -> bool:
-        """Count an exchange. Return whether this rank wants to compare."""
+        """Count an exchange. Return whether this rank requests a comparison."""
         return self._agreement is not None and self._agreement.due()
 
     def on_agreed(self, spread: int, *, wanted: bool) -> None:
-        """Keep the spread that the ranks agreed on. ``wanted``: some rank wants to compare."""
+        """Keep the agreed spread. ``wanted``: whether some rank requests a comparison."""
         self.spread = spread
         self._wanted = self._wanted or wanted
 

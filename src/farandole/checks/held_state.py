@@ -1,7 +1,8 @@
-"""Detects objects whose state is not a variable and differs between ranks, such as the vocabulary
-of a lookup layer that each rank adapted to its own data.
+"""Detection of state outside of variables that differs between ranks, such as the vocabulary of a
+lookup layer that each rank adapted to its own data.
 
-Gradients of such ranks are averaged although row k of an embedding means another word on each rank.
+Gradients of such ranks are averaged although row k of an embedding means a different word on each
+rank.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HeldState(NamedTuple):
     value: str = ""
 
 
-# Each returns the states that this process keeps outside of any model, in the program's order.
+# Functions that return this process's states outside of models, in the program's order.
 sources: list[Callable[[], list[HeldState]]] = []
 
 
@@ -44,7 +45,7 @@ def held() -> list[HeldState]:
     """Return the states of all sources; empty if one cannot be read now."""
     try:
         return [state for source in sources for state in source()]
-    except Exception:  # an error in a third-party object must not end the training
+    except Exception:  # an error in a third-party object must not end training
         return []
 
 
@@ -54,7 +55,8 @@ def digest_of_states(states: Sequence[HeldState]) -> int | None:
 
 
 def places_that_differ(reports: Sequence[Sequence[HeldState]]) -> list[int]:
-    """Return the indices of states that differ between ranks; empty if ranks hold other objects.
+    """Return the indices of states that differ between ranks; empty if ranks hold different
+    objects.
 
     ``reports``: the states of each rank.
     """
@@ -69,8 +71,8 @@ def places_that_differ(reports: Sequence[Sequence[HeldState]]) -> list[int]:
 def different_state(
     states: Sequence[HeldState], root: int, ranks: Sequence[int], cure: str, *, taken: bool = False
 ) -> Finding | None:
-    """Return the finding for one object, or None if the ranks that differ have no state yet and
-    take the root's.
+    """Return the finding for one object; None if the differing ranks have no state yet and adopt
+    the root's.
 
     ``states``: one per rank. ``root``: the index of the rank to compare with. ``ranks``: the ranks'
     numbers in the job. ``taken``: all ranks use the root's state from now on.

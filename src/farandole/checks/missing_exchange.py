@@ -1,9 +1,9 @@
-"""Detects jobs whose ranks began with equal parameters and exchanged no gradients.
+"""Detection of jobs whose ranks began with equal parameters but exchanged no gradients.
 
-A program that broadcasts the parameters and then forgets to exchange gradients trains unrelated
-models without any visible problem. There are as many gradients as parameters, but only a few
-numbers for metrics. A job that broadcast parameters and then reduced only a few numbers therefore
-ends with a warning, unless the parameters never changed, because it only predicted.
+A program that broadcasts the parameters and then forgets to exchange gradients silently trains
+unrelated models. There are as many gradients as parameters, but only a few numbers for metrics. A
+job that broadcast parameters and then reduced only a few numbers therefore ends with a warning,
+unless the parameters never changed, as in a job that only predicts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def missing_exchange(counts: ExchangeCounts, size: int) -> Finding | None:
 
 
 def at_end(end: context.JobEnd) -> None:
-    """Warn of a job without gradients, and of asynchronous collectives that failed unnoticed."""
+    """Warn about a job without gradients, and about unnoticed failures of asynchronous
+    collectives.
+    """
     found = missing_exchange(end.exchanges, end.size)
     if found is not None and not end.rank:
         warn(found)

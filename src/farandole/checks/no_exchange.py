@@ -1,5 +1,5 @@
-"""Detects ranks that train with a plain optimizer and exchange no gradients, in frameworks whose
-training has steps that can be counted.
+"""Detection of ranks that train with a plain optimizer and exchange no gradients, in frameworks
+with countable training steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.job import context
 
 
 class NoExchange:
-    """Watches one training: its first ``STEPS`` steps, or its first epoch if that is shorter.
+    """Watches the first ``STEPS`` steps of a training, or its first epoch if that is shorter.
 
     ``digest_of``: returns a digest of a model's trained weights. ``size_of``: returns their number
     of elements. ``did``: the training, for messages ("model.fit ran"). ``cure``: the change to
@@ -38,7 +38,7 @@ class NoExchange:
         self._counts: ExchangeCounts | None = None  # of this fit, while it is watched
         self._digest = 0
         self._steps = 0
-        self._end = ""  # of the message: the steps that were taken
+        self._end = ""  # for the message: the completed steps
         self.models: int | None = None  # different models of the ranks, on rank 0 after a report
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class NoExchange:
             context.engine().observers.add(self._counts)
 
     def step_ended(self, model: Callable[[], Any]) -> None:
-        """Count a step. ``model``: returns the model with its present weights."""
+        """Count a step. ``model``: returns the model with its current weights."""
         if self._counts is None:
             return
         self._steps += 1

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from farandole.checks.catalogue import BYPASSED_STEP, NO_GRADIENTS, NONFINITE_STEP
 from farandole.checks.finding import Finding
 
-IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
-BYPASSED_STEPS = 10  # of other optimizers, and none of its own
+IDLE_STEPS = 10  # without any gradient: more than a program takes to advance its scheduler
+BYPASSED_STEPS = 10  # of other optimizers, without a step of its own
 
 
 class NonFiniteCheck:
     """Detects the first step that makes weights NaN or infinite, on the rank whose gradient caused
-    it: after the reduction all ranks have that NaN.
+    it: the reduction spreads the NaN to all ranks.
 
     ``is_finite``: returns whether a parameter's weights are finite. ``name_of``: returns a
     parameter's name. Both take its index.
@@ -45,8 +45,8 @@ class NonFiniteCheck:
 
 
 class NoGradientsCheck:
-    """Detects an optimizer whose parameters never get a gradient because their model is no longer
-    trained.
+    """Detects an optimizer whose parameters never receive a gradient, because their model is no
+    longer trained.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class NoGradientsCheck:
         self._steps = 0
 
     def on_gradient(self) -> None:
-        """Record that some parameter has a gradient."""
+        """Record that a parameter has a gradient."""
         self.active = False
 
     def after_step(self, kind: str, trainable: int) -> Finding | None:
         """Return the finding after ``IDLE_STEPS`` steps without a gradient. ``kind``: the
-        optimizer's class. ``trainable``: the number of parameters that may get a gradient.
+        optimizer's class. ``trainable``: the number of parameters that may receive a gradient.
         """
         if not self.active:
             return None
@@ -79,7 +79,7 @@ class BypassedStepCheck:
     (strategies that exchange weights, Adasum).
 
     A program bypasses it by stepping with the wrapped optimizer or with one inside it: SAM's
-    ``second_step`` calls the step of its base. Then nothing is ever exchanged, without an error.
+    ``second_step`` calls the step of its base. Then the ranks silently exchange nothing.
     ``exchange``: the name of the exchange.
     """
 

@@ -19,8 +19,8 @@ def program_line() -> str:
     """Return ``file:line`` of the user's program, relative to the working directory where possible;
     empty if none is found.
 
-    A framework may call from a thread of its own, on which the program has no frame. Then the main
-    thread's line is returned, which waits for that thread.
+    A framework may call from its own thread, which has no frame of the program. Then return the
+    line of the main thread, which waits for that thread.
     """
     here = _first(sys._getframe(1))
     if here or threading.current_thread() is threading.main_thread():

@@ -2,8 +2,8 @@
 
 A defect of a processor or a memory changes single numbers of one rank. A program whose ranks begin
 with different weights, or change them differently, makes most numbers differ, or differs in the
-same numbers again after each repair. Gradients are reduced over all ranks, so that a wrong number
-does not spread to others of its rank.
+same numbers again after each repair. Gradients are reduced over all ranks, so a wrong number does
+not spread to other numbers of its rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MOST_VALUES = 8
 class ValueDifference(NamedTuple):
     """The difference of one value of a rank from the other ranks' value.
 
-    - ``place``: The place of the value among all values.
-    - ``blocks``: The number of blocks of ``BLOCK`` bytes that differ.
+    - ``place``: The index of the value among all values.
+    - ``blocks``: The number of differing blocks of ``BLOCK`` bytes.
     - ``total``: The number of blocks of the value.
-    - ``first``: The first block that differs.
-    - ``bits``: The number of bits that differ.
+    - ``first``: The first differing block.
+    - ``bits``: The number of differing bits.
     """
 
     place: int
@@ -74,16 +74,16 @@ def mistake_of(
     *,
     were_equal: bool,
 ) -> str:
-    """Return why the program is the cause, as the end of a sentence after "because"; empty if the
-    replicas were damaged.
+    """Return the evidence that the program is the cause, to follow "because" in a sentence; empty
+    if the replicas were damaged.
 
     Arguments:
         votes: The votes of all ranks.
-        differences: By rank that differs from the majority, or from rank 0, its differences.
+        differences: The differences of each rank that is unlike the majority or rank 0.
         values: The number of values of a replica.
-        earlier: By rank, its latest difference before this comparison, if there was any.
+        earlier: The latest difference before this comparison by rank, if any.
         comparison: The number of this comparison.
-        were_equal: Whether all replicas were equal in any comparison before.
+        were_equal: Whether all replicas were equal in any earlier comparison.
     """
     sizes = [len(group) for group in votes.groups]
     if len(sizes) > 2 and sizes[0] == 1:
@@ -110,15 +110,15 @@ def _reason(
     if not single and 2 * blocks > total and _MOST_VALUES * len(found) >= values:
         return f"most numbers in {len(found)} of the {values} values of RANK differ"
     if not single and not were_equal:
-        return "the replicas have not been equal in any comparison before"
+        return "the replicas were not equal in any earlier comparison"
     if earlier is not None and _differs_again(found, earlier, comparison):
         return "RANK differed in the same numbers before, and was repaired"
     return ""
 
 
 def _differs_again(found: Differences, earlier: EarlierDifference, comparison: int) -> bool:
-    """Return whether a process differs in the same numbers as before. One bit that differs again is
-    a stuck cell of a memory.
+    """Return whether a process differs in the same numbers as before. A single bit that differs
+    again is a stuck memory cell.
     """
     before = {each.place: each for each in earlier.differences}
     in_a_row = comparison == earlier.comparison + 1

@@ -1,9 +1,9 @@
-"""Compares and repairs the replicas of a state at its commits (``--check-replicas-every``).
+"""Comparison and repair of a state's replicas at its commits (``--check-replicas-every``).
 
-A wrong bit in a processor or in memory corrupts the training without an error. Ranks with equal
-replicas outvote a damaged one, and one of them sends it the values that differ. Without a majority
-(two ranks) the ranks of an elastic job return to the state of the last comparison, and repeat the
-steps since then.
+A wrong bit in a processor or in memory silently corrupts training. Ranks with equal replicas
+outvote a damaged one, and one of them sends it the differing values. Without a majority (two ranks)
+the ranks of an elastic job return to the state of the last comparison, and repeat the steps since
+then.
 
 A comparison is one reduction of a few words if all replicas are equal.
 """
@@ -55,22 +55,22 @@ class ReplicaRepair:
 
     def __init__(self, state: ReplicatedState, every: int) -> None:
         self._state, self._every = state, every
-        self._pending = False  # a comparison was due while the replicas may differ
+        self._pending = False  # whether a comparison was due while replicas were allowed to differ
         self._compared = False  # since the last commit
         self._sound: Any = None  # the saved values of the last successful comparison
-        self._failed = False  # whether the last comparison led back to these values
+        self._failed = False  # whether the last comparison restored these values
         self._memory = _Memory()
-        self._reported: set[str] = set()  # values with a mistake that has been logged
+        self._reported: set[str] = set()  # values with a logged mistake
 
     def reset(self) -> None:
-        """Start again with new ranks, which receive equal states."""
+        """Restart with new ranks, which receive equal states."""
         self._pending, self._sound = False, None
 
     def before_save(self) -> None:
         """Compare the replicas if a comparison is due. Collective.
 
-        Raises HorovodInternalError on all ranks of an elastic job if the ranks have to return to
-        the last comparison; RanksDifferError if they cannot, or if that did not help.
+        Raises HorovodInternalError on all ranks of an elastic job if the ranks must return to the
+        last comparison; RanksDifferError if they cannot, or if a return did not help.
         """
         if self._sound is None and context.size() == 2:
             self._sound = self._state.saved_values()  # received from rank 0
@@ -97,7 +97,7 @@ class ReplicaRepair:
         self._failed = False
 
     def after_save(self) -> None:
-        """Keep the saved values if they have just been compared, to return to them."""
+        """Keep the saved values for a return if they have just been compared."""
         if self._compared:
             self._compared = False
             self._sound = self._state.saved_values() if context.size() == 2 else None
@@ -119,8 +119,8 @@ class ReplicaRepair:
             self._go_back(found)
 
     def _reference_values(self, replicas: Mapping[str, Any], votes: Votes) -> dict[str, Any]:
-        """Return the bytes of the values that differ, as they are on a rank of the majority or, if
-        there is none, on rank 0. Collective.
+        """Return the bytes of the differing values from a rank of the majority; without a majority,
+        from rank 0. Collective.
         """
         names = list(replicas)
         wanted = [names[place] for place in votes.places] * (context.rank() == votes.reference)
@@ -133,8 +133,8 @@ class ReplicaRepair:
     def _facts(
         self, replicas: Mapping[str, Any], reference: Mapping[str, Any], votes: Votes
     ) -> list[_Facts]:
-        """Return the facts of all ranks, with the memory of rank 0, which has seen all comparisons,
-        on each. Collective.
+        """Return the facts of all ranks, each with rank 0's record of all comparisons.
+        Collective.
         """
         names = list(replicas)
         found = [
@@ -152,7 +152,7 @@ class ReplicaRepair:
         return facts
 
     def _mistake(self, votes: Votes, facts: Sequence[_Facts], values: int) -> str:
-        """Return why the program is the cause of a difference, and remember the difference."""
+        """Return the evidence that the program caused a difference, and record the difference."""
         number, were_equal, earlier = self._memory
         differences = {rank: facts[rank].differences for rank in votes.damaged}
         before = {
@@ -185,19 +185,19 @@ class ReplicaRepair:
         self._reported.add(finding.where)
 
     def _go_back(self, found: _Difference) -> None:
-        """Return to the last comparison. Raises an error on all ranks: see ``before_save``."""
+        """Return to the last comparison, by an error on all ranks: see ``before_save``."""
         if self._failed or not context.is_elastic() or self._sound is None:
             raise error_of(RanksDifferError, [found.damage(_stop("again " * self._failed))])
         self._failed = True
         self._compared = False
         self._state.use_saved_values(self._sound)
-        words = "The ranks return to the last comparison, and compute the steps since then again"
+        words = "The ranks return to the last comparison, and repeat the steps since then"
         raise error_of(HorovodInternalError, [found.damage(words)])
 
 
 class _Memory(NamedTuple):
-    """The comparisons before: the number of the next one, whether all replicas were equal in any of
-    them, and the latest difference of each process.
+    """The earlier comparisons: the number of the next one, whether all replicas were equal in any
+    of them, and the latest difference of each process.
     """
 
     comparison: int = 0
@@ -206,7 +206,9 @@ class _Memory(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """The facts of one rank about a difference. ``process``: a number that it keeps for life."""
+    """The facts of one rank about a difference. ``process``: a number that identifies its process
+    for its lifetime.
+    """
 
     host: str
     process: int
@@ -220,7 +222,9 @@ def _process() -> int:
 
 
 class _Difference(NamedTuple):
-    """The description of a difference. ``mistake``: why the program is the cause, or empty."""
+    """The description of a difference. ``mistake``: the evidence that the program is the cause, or
+    empty.
+    """
 
     votes: Votes
     names: Sequence[str]
@@ -229,7 +233,7 @@ class _Difference(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The first names of values that differ."""
+        """The first names of differing values."""
         places = self.votes.places
         more = len(places) - _SHOWN
         listed = ", ".join(self.names[place] for place in places[:_SHOWN])
@@ -280,6 +284,6 @@ def _report_damage(found: _Difference) -> None:
 
 def _stop(why: str) -> str:
     return (
-        f"The job cannot decide {why}which one is right, and ends: start it again from a"
-        " checkpoint, with three ranks or more, or as an elastic job (--min-np)"
+        f"The job cannot determine {why}which one is right, and ends: restart it from a checkpoint,"
+        " with three ranks or more, or as an elastic job (--min-np)"
     )

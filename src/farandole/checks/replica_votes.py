@@ -1,4 +1,4 @@
-"""Finds damaged replicas by the votes of all ranks. Pure."""
+"""Votes of all ranks that identify damaged replicas. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Votes(NamedTuple):
     """The result of a comparison of all replicas.
 
-    - ``majority``: The ranks with equal replicas that are more than half of all; empty for none.
+    - ``majority``: The ranks with equal replicas, if more than half of all; otherwise empty.
     - ``damaged``: By each other rank, the places of its values that differ from the majority's. If
       there is no majority, by each rank but the first, the places that differ from the first's.
     - ``groups``: The ranks with equal replicas, the largest group first.
@@ -21,7 +21,7 @@ class Votes(NamedTuple):
 
     @property
     def reference(self) -> int:
-        """The rank with which ``damaged`` compares the others."""
+        """The rank with which ``damaged`` compares the other ranks."""
         return self.majority[0] if self.majority else 0
 
     @property

@@ -1,10 +1,10 @@
-"""Detects ranks that do not train one model, from a report of each rank's replica.
+"""Detection of ranks that do not train one model, from a report of each rank's replica.
 
 A report holds digests of the parameters, the optimizer's settings and its number of steps. Ranks
-report at the first step and then less and less often (``Schedule``). Ranks that exchange gradients,
-begin with equal weights and take the same steps hold the same bits after each step, so any
-difference is caused by the program. ``findings`` names the ranks, the parameter, the likely cause
-and the cure. Everything here is pure: ``agreement`` exchanges the reports.
+report at the first step and then at growing intervals (``Schedule``). Ranks that exchange
+gradients, begin with equal weights and take the same steps hold the same bits after each step, so
+any difference is caused by the program. ``findings`` names the ranks, the parameter, the likely
+cause and the cure. Everything here is pure: ``agreement`` exchanges the reports.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ DATA_CODES = {SAME_DATA.code, SHARED_DATA.code, DIVIDED_TWICE.code}
 class Cures(NamedTuple):
     """The cures of mistakes, in a framework's own terms."""
 
-    broadcast: str  # makes all ranks begin with equal weights
+    broadcast: str  # gives all ranks equal initial weights
     share: str  # gives each rank its part of the data
-    certain: str = ""  # why ranks must differ, if that is known
+    certain: str = ""  # why ranks must differ, if known
     state: str = ""  # gives all ranks one optimizer state, where ``broadcast`` does not
-    # passes gradients that are reduced already to an optimizer that reduces them again
+    # passes already reduced gradients to an optimizer that reduces them again
     reduced: str = ""
 
 
 class ReplicaReport(NamedTuple):
     """One rank's report.
 
-    ``weights``: a digest per parameter, 0 where ranks may differ; empty if unknown. ``settings``:
+    ``weights``: a digest per parameter, 0 for one that may differ; empty if unknown. ``settings``:
     the optimizer's numeric settings as text, by name. ``steps``: the optimizer's steps since the
     ranks were last equal; -1 if unknown. ``broadcast``: whether parameters were broadcast before.
     """
@@ -76,7 +76,7 @@ class History:
         self.different = 0  # comparisons that found different weights
         self.same_gradients = 0  # consecutive comparisons that found equal gradients on all ranks
         self.compared = 0  # comparisons of the gradients of every two ranks
-        # pairs of ranks with equal gradients in all of these
+        # pairs of ranks with equal gradients in all these comparisons
         self.same_as: list[tuple[int, int]] = []
         self.reported = set(reported)  # codes; each subject is reported once
 
@@ -89,11 +89,11 @@ class Schedule:
         self._next = 1
 
     def soon(self) -> bool:
-        """Return whether the next step is one to compare at."""
+        """Return whether the next step is a step to compare at."""
         return self._count + 1 == self._next
 
     def due(self) -> bool:
-        """Count a step. Return whether it is one to compare at."""
+        """Count a step. Return whether it is a step to compare at."""
         self._count += 1
         if self._count < self._next:
             return False
@@ -122,8 +122,8 @@ def differences_of(
     """Return the finding if ranks differ in weights or settings, unless the subject was reported
     before.
 
-    ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: the
-    parameters'. ``step``: the number of the preceding exchange of gradients. Changes ``history``.
+    ``reports``: the reports by rank; None for a joined rank. ``names``: the parameters' names.
+    ``step``: the number of the preceding exchange of gradients. Changes ``history``.
     """
     present = {rank: report for rank, report in enumerate(reports) if report is not None}
     if SETTINGS_CODES & history.reported:
@@ -138,8 +138,8 @@ def differences_of(
 
 
 def same_gradients(history: History, same: bool | None, size: int, cures: Cures) -> list[Finding]:
-    """Return the finding that all ranks' own gradients are equal, if that holds twice in a row.
-    ``same``: whether they are equal now; None if unknown.
+    """Return the finding that all ranks' own gradients are equal, if they are twice in a row.
+    ``same``: whether they are equal in this comparison; None if unknown.
     """
     if same is not None:
         history.same_gradients = history.same_gradients + 1 if same else 0
@@ -164,7 +164,7 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
     """Return the finding that some ranks have equal gradients, as with data divided by
     ``local_rank()``, if two comparisons found the same ranks.
 
-    ``digests``: by rank, of the gradients of its own data; 0 if unknown.
+    ``digests``: by rank, the digest of the gradients of its own data; 0 if unknown.
     """
     first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
     pairs = [
@@ -193,8 +193,8 @@ def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cure
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
-    """Return the finding that all ranks read the same data. ``how``: what all ranks did in the same
-    way.
+    """Return the finding that all ranks read the same data. ``how``: the verb phrase after "all
+    ranks" in the message.
     """
     text = (
         f"all {size} ranks {how}, so {size} ranks probably do the work of one. Give each rank its"
@@ -265,9 +265,7 @@ def _weights(
         return UNEQUAL_START.finding(
             _unequal_start_text(present, where, cures), cure=cures.broadcast, where=first
         )
-    if (
-        history.equal_count and different[0] >= history.equal_count
-    ):  # parameters of a group that was added
+    if history.equal_count and different[0] >= history.equal_count:  # parameters of an added group
         text = (
             f"the ranks hold different weights, and train different models from now on: {where}."
             f" These parameters were added after step {history.equal_at} with different values."

@@ -1,4 +1,4 @@
-"""Reports findings: as a line of the log, or as an error with ``--check raise``."""
+"""Reports of findings: a line in the log or, with ``--check raise``, an error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _logged_once: set[str] = set()  # codes and places
 
 
 def report(engine: Engine, found: Sequence[Finding]) -> None:
-    """Log the findings of all ranks on rank 0, or raise RanksDifferError on all ranks, as
-    ``--check`` demands.
+    """Log the findings of all ranks on rank 0, or raise RanksDifferError on all ranks, depending on
+    ``--check``.
     """
     report_own(found, silent=engine.rank != 0)
 
 
 def report_own(found: Sequence[Finding], *, silent: bool = False) -> None:
-    """Log the findings of this rank, or raise RanksDifferError, as ``--check`` demands. ``silent``:
-    another rank logs them.
+    """Log the findings of this rank, or raise RanksDifferError, depending on ``--check``.
+    ``silent``: whether another rank logs them.
     """
     mode = context.settings().check
     # A rank with ``--check off`` takes part in comparisons, but reports nothing.
@@ -64,5 +64,5 @@ def warn_unless_off(finding: Finding) -> None:
 
 
 def _placed(finding: Finding) -> Finding:
-    """Return the finding with the line of the program that runs now."""
+    """Return the finding with the program's current line."""
     return finding if finding.at else finding._replace(at=program_line())

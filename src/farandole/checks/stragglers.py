@@ -1,9 +1,8 @@
-"""Detects ranks that compute for much longer than the others (``--leave-out-stragglers``).
+"""Detection of ranks that compute for much longer than the others (``--leave-out-stragglers``).
 
 A step takes the same time on all ranks, because they wait for the slowest one. The computing time
-of a rank is the time of its steps minus the time that it has waited for others, which the engine
-measures anyway. At the end of each window of commits the ranks exchange these times in one
-reduction.
+of a rank is the duration of its steps minus its waiting time, which the engine measures anyway. At
+the end of each window of commits the ranks exchange these times in one reduction.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from farandole.job import context
 from farandole.job.report import keys
 
 WINDOW = 10  # commits
-# Commits after a change of the ranks in which no rank is a straggler, without epochs and with them.
+# Commits after a change of the ranks before a rank may be a straggler, without and with epochs.
 WARM_UP, LONG_WARM_UP = 100, 1000
-WINDOWS = 3  # in a row, in which one rank is the slowest by the factor
+WINDOWS = 3  # consecutive windows in which one rank is slowest by the factor
 
 
 def straggler_of(seconds: Sequence[float], factor: float) -> int:
-    """Return the rank that computes for more than ``factor`` times the median of the others; -1 for
-    none. Pure.
+    """Return the rank that computes for more than ``factor`` times the median of the other ranks;
+    -1 for none. Pure.
 
     ``seconds``: by rank, the time of a step; 0 for a rank that has not completed a window.
     """
@@ -57,11 +56,11 @@ class StragglerSeries:
 
 
 class CommitTimes:
-    """The times for which a rank computes between its commits. Pure.
+    """A rank's computing times between commits. Pure.
 
-    The shortest time of a window is the time of a rank without interruptions. A slow host is slow
-    in each step. Evaluations and checkpoints on one rank, and a stall of a loader, make only some
-    steps longer. An interval in which an epoch ends does not count.
+    The shortest time of a window is a rank's time without interruptions. A slow host is slow in
+    each step, but evaluations and checkpoints on one rank, or a stalled loader, lengthen only some
+    steps. An interval in which an epoch ends does not count.
     """
 
     def __init__(self) -> None:
@@ -73,8 +72,8 @@ class CommitTimes:
     def add(self, now: float, waited: float, epoch: int | None) -> None:
         """Add a commit.
 
-        ``now``: its time in seconds. ``waited``: the seconds for which the rank has waited for
-        others so far. ``epoch``: the epoch of the state; None if it has none.
+        ``now``: its time in seconds. ``waited``: the seconds that the rank has waited for others so
+        far. ``epoch``: the state's epoch; None if it has none.
         """
         last, self._last = self._last, (now, waited, epoch)
         self._commits += 1
@@ -108,7 +107,7 @@ class StragglerCheck:
         self.reset()
 
     def reset(self) -> None:
-        """Start again with new ranks."""
+        """Restart with new ranks."""
         self._series, self._times = StragglerSeries(), CommitTimes()
 
     def before_save(self) -> None:

@@ -1,5 +1,5 @@
-"""Detects ranks that reduce gradients while others exchange weights or combine steps (Adasum): they
-would wait for each other forever.
+"""Detection of ranks that reduce gradients while others exchange weights or combine steps (Adasum):
+they would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StrategyMismatchCheck(Observer):
     def __init__(
         self, engine: Engine, number: int, ranks: Sequence[int], label: str, spec: str
     ) -> None:
-        """``ranks``: the engine's ranks as numbers in the job."""
+        """``ranks``: the job ranks of the engine's ranks."""
         self._engine = engine
         self._number = number
         self._ranks = ranks

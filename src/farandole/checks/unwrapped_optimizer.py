@@ -1,6 +1,6 @@
-"""Detects ranks of one job that train alone and exchange nothing.
+"""Detection of ranks of one job that train separately and exchange nothing.
 
-The check may not add collective calls to a program that makes none. Each rank therefore stores a
+The check must not add collective calls to a program that makes none. Each rank therefore stores a
 digest of its weights in the job's store, and rank 0 compares the digests.
 """
 
@@ -23,7 +23,7 @@ from farandole.job import context
 from farandole.job.config.rank_variables import RUN_VARIABLE
 
 MOMENT = 2.0  # seconds for other ranks to finish their first epoch
-STEPS = 20  # this many steps without an exchange are training
+STEPS = 20  # this many steps without an exchange count as training
 # Elements of an exchange that may be a gradient. Metrics are smaller, and so are the gradients of
 # small models.
 _GRADIENT_SIZE = 64
@@ -38,10 +38,10 @@ def enough_for_gradients(parameters: int) -> float:
 
 def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list[int] | None:
     """Put ``digest`` into the store. On rank 0, return the digests of all ranks if they arrive
-    within ``seconds``; else None.
+    within ``seconds``; otherwise None.
 
-    Call it once per session for each ``subject``: a rank that trains several models would replace
-    the first one's digest.
+    Call it once per session for each ``subject``: a second model would replace the first model's
+    digest.
     """
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
@@ -59,7 +59,7 @@ def stored_digests(digest: int, seconds: float = 0.0, subject: str = "") -> list
             if value is None:
                 return None
             found.append(int(value))
-    # The digest is not there yet, or the job ends, and the store with it.
+    # The digest has not arrived yet, or the store has ended with the job.
     except (HorovodInternalError, RendezvousError):
         return None
     return found
@@ -103,7 +103,7 @@ def discarded_results(what: str, digests: Sequence[int], count: int) -> Finding 
 
 
 def _record_models(digests: Sequence[int] | None) -> None:
-    """Record the number of different models in the run, if this process belongs to one."""
+    """Record the number of different models in the run, if this process belongs to a run."""
     if digests is not None and os.environ.get(RUN_VARIABLE):
         # imported here because most jobs leave no run
         from farandole.job.tracking import training

@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"farandole: {error}\n")
         return 2
     except JobFailedError as error:
-        # The reader of the output is gone, as with `farandole run ... | head`. A rank that dies of
-        # SIGPIPE is an ordinary failure.
+        # The reader of the output has exited, as with `farandole run ... | head`. A rank that dies
+        # of SIGPIPE is an ordinary failure.
         if error.exit_code == 128 + signal.SIGPIPE and error.rank < 0:
             mute()
         else:

@@ -1,4 +1,4 @@
-"""``farandole bench``: runs the benchmarks, which are next to ``src`` in a clone and not in the
+"""``farandole bench``: runs the benchmarks, which are next to ``src`` in a clone but not in the
 wheel.
 """
 

@@ -167,7 +167,7 @@ def _bash(commands: dict[str, list[Option]], *, zsh: bool) -> str:
 
 
 def _reply(option: Option) -> str:
-    """Return the command of bash that prints the values of an option."""
+    """Return the bash command that prints the values of an option."""
     if option.runs:
         return f'compgen -W "$({RUNS})"'
     if option.files:

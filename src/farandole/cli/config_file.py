@@ -15,8 +15,8 @@ PLACES = ("hosts", "hostfile")  # mutually exclusive options
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
     """Set ``options`` that the command line lacks (None) from the file.
 
-    Names are long flags, with ``-`` or ``_``. ``options.from_file`` records the place
-    of each. Raises SettingsError for unknown names and for values of another type.
+    Names are long flags, with ``-`` or ``_``. ``options.from_file`` records the place of each.
+    Raises SettingsError for unknown names and for values of the wrong type.
     """
     known = {
         name.removeprefix("--"): action

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def facts(env: Mapping[str, str]) -> Facts:
-    """Return sections of facts, each a name and a text. A fact that is unavailable says why."""
+    """Return sections of facts, each a name and a text. An unavailable fact gives the reason."""
     return {
         "versions": _versions(),
         "machine": _machine(),
@@ -207,7 +207,7 @@ def _tried(attempt: Callable[[], str]) -> str:
 
 
 def _share_memory() -> str:
-    """Share memory as ranks of one host do: anonymous memory, passed over an abstract socket."""
+    """Share memory like the ranks of a host: anonymous memory, passed over an abstract socket."""
     name = b"\0farandole-env-" + os.urandom(16).hex().encode()
     with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as caller:
         door.bind(name)

@@ -28,9 +28,9 @@ from farandole.net.interfaces import EVERYWHERE, chosen, interfaces, joined, spl
 from farandole.net.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
-# Seconds for all hosts to respond; by then ssh has given up on unreachable ones.
+# Seconds for all hosts to respond; ssh gives up on unreachable hosts earlier.
 ANSWER = 60.0
-# Up to this number of hosts, every pair is measured; with more, each host and the next, as in a
+# Up to this number of hosts, every pair is measured; above it, each host and the next, as in a
 # ring.
 EACH = 8
 

@@ -20,8 +20,8 @@ class Choice(NamedTuple):
 
 
 def ranks(cores: int, gpus: int, memory: int) -> Choice:
-    """Return how many ranks suit a machine, given its usable cores, visible GPUs and free memory
-    in bytes.
+    """Return the suitable number of ranks for a machine's usable cores, visible GPUs and free
+    memory in bytes.
 
     One rank per GPU. Without GPUs, one per core for up to four cores; beyond that, one per two
     cores, so that gradients can be exchanged during the backward pass. Each rank has at least 1

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps the options to the terminal, but not the text to copy."""
+    """Wraps the options to the terminal width, but not the text to copy."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("example:") else super()._fill_text(text, width, indent)

@@ -28,8 +28,8 @@ def parser() -> Parser:
         prog="farandole predict",
         example=EXAMPLE,
         description=(
-            "Write a model's predictions for all rows of Parquet files. A run that was"
-            " interrupted continues with the missing files when started again."
+            "Write a model's predictions for all rows of Parquet files. An interrupted run resumes"
+            " with the missing files when started again."
         ),
     )
     _add_files(result)
@@ -231,15 +231,13 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _tidy() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the command like Ctrl-C, which removes temporary folders and
-    incomplete files.
-    """
+    """Handle SIGTERM and SIGHUP like Ctrl-C, which removes temporary and incomplete files."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # Other handlers were set on purpose.
+    # Custom handlers were set on purpose.
     ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         ours = []

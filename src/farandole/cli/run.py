@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """farandole run -np 2 python train.py --epochs 3
          farandole run -np auto --output-dir logs python train.py"""
-# The names of the flag in torchrun, accelerate, Slurm and Horovod.
+# Names of the flag in torchrun, accelerate, Slurm and Horovod.
 ELSEWHERE = {
     "--nproc": "-np",
     "--nproc-per-node": "-np",
@@ -55,7 +55,7 @@ _PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")
 def parser(launchers: Sequence[str] = ()) -> Parser:
     """Return the parser. Options for settings are generated from ``config``.
 
-    ``launchers`` are names for the help; a search for other distributions' names takes a while.
+    ``launchers``: names for the help text; searching other distributions for names takes a while.
     """
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     made.set_defaults(from_file={})  # see config_file
@@ -245,8 +245,8 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
 
 
 def _is_elastic(options: argparse.Namespace) -> bool:
-    """Return whether the flags or variables ask for an elastic job, whose number of processes at
-    the start is optional.
+    """Return whether flags or variables request an elastic job, for which the initial number of
+    processes is optional.
     """
     from farandole.job.launch.elastic_plan import is_elastic
     from farandole.job.launch.job import settings_for
@@ -255,8 +255,8 @@ def _is_elastic(options: argparse.Namespace) -> bool:
 
 
 def _check_exchange(settings: Settings) -> None:
-    """Raise SettingsError for an invalid strategy or codec before the job starts, rather than
-    on all ranks.
+    """Raise SettingsError for an invalid strategy or codec before the job starts, not on every
+    rank.
     """
     codec = registry.make("codec", settings.codec) if settings.codec else None
     if settings.strategy == Settings().strategy:
@@ -274,7 +274,7 @@ def _check_exchange(settings: Settings) -> None:
 
 
 def _report_idle(given: Mapping[str, Any], settings: Settings) -> None:
-    """Report flags of the command line that have no effect without another flag."""
+    """Report command-line flags that have no effect without another flag."""
     flags = {each.name: (each.group, each.flag) for each in settings_of(Settings)}
     for name in ("timeline", "autotune"):
         group, needed = flags[name]
@@ -412,7 +412,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_script(command: Sequence[str], folder: str) -> None:
-    """Raise SettingsError if Python is to run a script that does not exist below ``folder``."""
+    """Raise SettingsError for a Python script that does not exist below ``folder``."""
     if not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
         return
     script = next((word for word in command[1:] if word not in _PLAIN), "")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def fixed_rows(shapes: Iterable[Sequence[Any] | None]) -> int:
-    """Return the number of rows that all inputs and outputs have; 0 if they accept any number, or
-    have none in common.
+    """Return the common number of rows of all inputs and outputs; 0 if they accept any number, or
+    differ.
     """
     lengths = {shape[0] if shape and isinstance(shape[0], int) else 0 for shape in shapes}
     return int(lengths.pop()) if len(lengths) == 1 else 0
@@ -25,7 +25,7 @@ def run_in_fixed_batches(
     compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int
 ) -> Any:
     """Return ``compute``'s results for all rows of ``inputs``, from calls with ``rows`` rows each
-    (0: a single call). The last part is padded with its last row.
+    (0: a single call). The last part is padded by repeating its last row.
     """
     there = len(next(iter(inputs.values())))
     if not rows or there in (0, rows):

@@ -21,14 +21,14 @@ def named(
     """Return ``columns`` by the model's ``names``: by their own names if these match, otherwise in
     order.
 
-    ``ordered``: whether the inputs have an order; several without one must have the columns' names.
-    A column must not take the place of an input if another column has its name. Raises BatchError
-    otherwise.
+    ``ordered``: whether the inputs are ordered; several unordered inputs must have the columns'
+    names. Raises BatchError if they do not, or if a column would be passed to an input with the
+    name of another column.
     """
     if len(columns) != len(names):
         raise BatchError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, but was given {counted(len(columns), 'column')}"
+                f"{what} takes {', '.join(names)}, but received {counted(len(columns), 'column')}"
             )
         )
     if set(columns) == set(names):
@@ -36,7 +36,7 @@ def named(
     if len(names) > 1 and not ordered:
         raise BatchError(
             SettingsError(
-                f"{what} takes {', '.join(names)}, in no order, but the columns are"
+                f"{what} takes {', '.join(names)} by name, but the columns are"
                 f" {', '.join(columns)}. Pass columns with the names of the inputs, with inputs="
             )
         )
@@ -44,7 +44,7 @@ def named(
         raise BatchError(
             SettingsError(
                 f"{what} takes {', '.join(names)}, but the columns are {', '.join(columns)}: in"
-                f" this order, {crossed([*columns], names)!r} would be passed to another input."
+                f" this order, {crossed([*columns], names)!r} would be passed to the wrong input."
                 " Pass columns with the names of the inputs, with inputs="
             )
         )
@@ -52,8 +52,8 @@ def named(
 
 
 def crossed(given: Sequence[str], names: Sequence[str]) -> str:
-    """Return a name that both have in different places; "" if there is none. Matching by order
-    would be a mistake then.
+    """Return a name that both have at different positions, which makes matching by order a mistake;
+    "" if there is none.
     """
     return next(
         (one for one, other in zip(given, names, strict=True) if one != other and one in names), ""
@@ -61,10 +61,10 @@ def crossed(given: Sequence[str], names: Sequence[str]) -> str:
 
 
 def keys_of(model: Any) -> dict[str, Any]:
-    """Return the inputs of a Keras model, if they are a dict: Keras uses its keys, regardless of
-    the names of the Input layers.
+    """Return the input names of a Keras model whose inputs are a dict: Keras uses its keys,
+    regardless of the names of the Input layers.
 
-    None stands for inputs that are only known from a call.
+    None: inputs that only a call determines.
     """
     # of Keras 3, and of Keras 2
     structures = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))

@@ -1,4 +1,4 @@
-"""The failing rows of a batch, found by bisection. Pure."""
+"""Bisection of a batch to find its failing rows. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.base.interrupts import interrupts
 
 
 class RowResult(NamedTuple):
-    """Rows ``begin`` to ``end - 1``, with their result, or with the error of a single row."""
+    """Rows ``begin`` to ``end - 1`` with their result, or a single row with its error."""
 
     begin: int
     end: int
@@ -18,7 +18,7 @@ class RowResult(NamedTuple):
 
 
 class BatchError(Exception):
-    """An error that no single row causes; it ends the search."""
+    """An error not caused by a single row; it ends the search."""
 
 
 def isolate(call: Callable[[int, int], Any], begin: int, end: int) -> Iterator[RowResult]:

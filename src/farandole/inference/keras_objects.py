@@ -1,6 +1,4 @@
-"""The program's own classes and functions in Keras objects, whose configurations contain only their
-names.
-"""
+"""The user's classes and functions in Keras objects, whose configurations contain only names."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def is_own(value: Any) -> bool:
 
 
 def is_configurable(value: Any) -> bool:
-    """Return whether ``value`` is a Keras object, which its configuration describes."""
+    """Return whether ``value`` is a Keras object with a configuration."""
     return hasattr(value, "get_config") and not isinstance(value, type)
 
 
@@ -71,8 +69,8 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(owner: Any) -> list[tuple[str, Any]]:
-    """Return the attributes that may be parts of an object's configuration: not how it was
-    compiled, and no wrappers of its own methods (Keras 3 wraps ``build``), which hold the object
+    """Return the attributes that may be parts of an object's configuration: not the arguments of
+    ``compile``, nor wrappers of its own methods (Keras 3 wraps ``build``), which hold the object
     itself.
     """
     return [
@@ -85,7 +83,9 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def uncompiled(model: Any) -> Iterator[None]:
-    """Let the model's file leave out how it was compiled, which its predictions do not need."""
+    """Omit the arguments of ``compile`` from the model's file, because predictions do not need
+    them.
+    """
     held, name = vars(model), "_compile_config"
     config = held.pop(name, None)
     try:
@@ -96,15 +96,15 @@ def uncompiled(model: Any) -> Iterator[None]:
 
 
 def names_of(keras: Any, value: Any) -> list[str]:
-    """Return the names of a class or function in configurations: its own, and the one that
-    ``register_keras_serializable`` has given it.
+    """Return the names of a class or function in configurations: its own, and its
+    ``register_keras_serializable`` name.
     """
     return list(dict.fromkeys([value.__name__, keras.saving.get_registered_name(value)]))
 
 
 def own_objects(model: Any, known: Mapping[str, Any], package: str, path: Path) -> dict[str, Any]:
-    """Return the program's own classes and functions (layers, activations, initializers ...) in a
-    model by name, together with the user's ``known`` ones.
+    """Return the user's classes and functions (layers, activations, initializers ...) in a model by
+    name, together with the ``known`` ones.
 
     ``path``: the model's file. Raises SettingsError for a name in it that is ambiguous.
     """
@@ -154,8 +154,8 @@ def _config_of(path: Path) -> str:
 
 
 def _is_known_as(name: str, function: Any, keras: Any) -> bool:
-    """Return whether an activation equals Keras's own of that name, or Keras has none; its files
-    prefer Keras's own.
+    """Return whether an activation equals Keras's own of that name, or Keras has none. Keras
+    prefers its own when it opens a file.
 
     TensorFlow's functions (tf.nn.relu) are different objects with the same results.
     """

@@ -1,4 +1,4 @@
-"""Models of any framework, packed as files that any process can open, and opened once in each."""
+"""Models of any framework, packed as files that any process can open, once per process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _lock = threading.Lock()
 
 
 class Execution(NamedTuple):
-    """The resources of a model. ``threads``: 0 keeps the framework's own number. ``device``: "cpu",
+    """The resources of a model. ``threads``: 0 keeps the framework's default. ``device``: "cpu",
     "cuda", "cuda:1".
     """
 
@@ -53,14 +53,14 @@ class Execution(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that can be sent and opened.
+    """A model in a form that can be sent to other processes and opened there.
 
     ``kind``: the framework, a name in ``FRAMEWORKS``. ``content``: the bytes of the model's file;
-    empty if ``path`` names the file. ``options``: for the framework's module. ``returns``: the type
-    of the results, if the model declares it. ``digest``: of the content, or of the path and the
-    file's version. ``identity``: of the file at a path, or digests of an object's parts by name;
-    ``predict_parquet`` compares it. ``load``: a random id of a function that loads the model, new
-    each time the function is packed, because the loaded model is unknown.
+    empty if ``path`` names the file. ``options``: options for the framework's module. ``returns``:
+    the type of the results, if the model declares it. ``digest``: the digest of the content, or of
+    the path and the file's version. ``identity``: the identity of the file at a path, or digests of
+    an object's parts by name, compared by ``predict_parquet``. ``load``: a random id of a function
+    that loads the model, new each time the function is packed, because the loaded model is unknown.
     """
 
     kind: str
@@ -90,8 +90,9 @@ def pack(model: Any, **options: Any) -> Model:
     """Pack a model, to be sent to other processes.
 
     ``model``: a torch module, a Keras model, an ONNX model, a function on arrays, a function
-    without arguments that returns one of these, or the path of a file with one. ``options``: for
-    the module that opens it; ``custom_objects``: classes and functions of a Keras model, by name.
+    without arguments that returns one of these, or the path of a file with one. ``options``:
+    options for the module that opens it; ``custom_objects``: classes and functions of a Keras
+    model, by name.
 
     Raises SettingsError for any other object.
     """
@@ -118,7 +119,7 @@ def pack(model: Any, **options: Any) -> Model:
 
 
 def pack_with(model: Any, options: dict[str, Any]) -> Model:
-    """Pack a model with its own options among ``options``, from which they are removed."""
+    """Pack a model with the model options among ``options``, and remove these from ``options``."""
     own = {name: options.pop(name) for name in MODEL_OPTIONS if name in options}
     return pack(model, **own)
 
@@ -129,11 +130,12 @@ def open_model(
     folder: str | None = None,
     fetch: Callable[[], bytes] | None = None,
 ) -> Predictor:
-    """Return the opened model. A process opens it once, while it is among the most recently used.
+    """Return the opened model. A process opens it once, as long as it is among the most recently
+    used.
 
     ``folder``: holds the model's file for all processes of this host, which map it; default: a
-    temporary folder, which is removed once the model is open. ``fetch``: returns the content if the
-    model came without it.
+    temporary folder, which is removed once the model is open. ``fetch``: returns the content of a
+    model that came without it.
     """
     local = paths.local(model.path) if model.path else None
     key = (model.digest, model.load, model.options, execution, version(local) if local else "")
@@ -151,8 +153,8 @@ def open_model(
 
 @contextlib.contextmanager
 def computing(predictor: object) -> Iterator[None]:
-    """Drop the model from use after a CUDA error within the context: the device computes nothing
-    more, and no row is to blame.
+    """Discard the model after a CUDA error within the context: the device is unusable from then on,
+    and the rows are not the cause.
     """
     try:
         yield
@@ -177,8 +179,8 @@ def wrap_loaded(model: Any, options: Mapping[str, Any], execution: Execution) ->
 
 
 def is_loader(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes no argument: it then returns the model, and is not the model
-    itself.
+    """Return whether a function takes no argument: it then returns the model rather than being the
+    model.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -212,8 +214,8 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
 
 @contextlib.contextmanager
 def _opening(model: Model) -> Iterator[None]:
-    """Raise SettingsError, with the framework's message, for a file that it cannot open. Errors of
-    the program's own functions pass through.
+    """Raise SettingsError, with the framework's message, for a file that the framework cannot open.
+    Errors of user functions pass through.
     """
     try:
         yield
@@ -234,7 +236,7 @@ def _short(error: Exception) -> str:
 
 
 def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
-    """Return the model's file in ``folder``, which processes of this host share: the first one
+    """Return the model's file in ``folder``, which processes of this host share: the first process
     writes it.
     """
     path = os.path.join(folder, model.file_name)

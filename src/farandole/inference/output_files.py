@@ -13,9 +13,9 @@ FILE_BYTES = 128 << 20  # approximate size of a file's rows in memory
 class InputFile(NamedTuple):
     """An input file.
 
-    ``bytes``: approximate size of its columns in memory. ``written``: time in nanoseconds, and
-    ``size``: of the file; -1 if unknown. ``keys``: the values in its path, such as
-    year=2024/part.parquet.
+    ``bytes``: approximate size of its columns in memory. ``written``: the file's modification time
+    in nanoseconds. ``size``: the file's size; both are -1 if unknown. ``keys``: the partition keys
+    in its path, such as year=2024/part.parquet.
     """
 
     path: str
@@ -43,7 +43,8 @@ class OutputFile(NamedTuple):
 
 def plan_files(sources: Sequence[InputFile], rows: int) -> list[OutputFile]:
     """Return the files for all rows, in order, with at most ``rows`` rows each, and fewer if rows
-    are large. An input without rows makes one empty file, so that its columns are written, too.
+    are large. An input without rows has one empty output file, so that its columns are written,
+    too.
     """
     planned: list[OutputFile] = []
     for index, source in enumerate(sources):

@@ -21,8 +21,8 @@ class ModelBatch(NamedTuple, Generic[T]):
     """A batch for the model. ``row``: the number of its first row in the stream. ``slices``: the
     locations of its rows, in order.
 
-    With ``together``, ``rows`` may be several times the model's size; the rows are in one chunk
-    then.
+    With ``together``, ``rows`` may be several times the model's size; the rows are then in one
+    chunk.
     """
 
     row: int
@@ -36,9 +36,9 @@ def recut(
     """Yield all rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be
     shorter.
 
-    A batch is yielded as soon as its rows are available: no chunk is read ahead. Chunks may be
-    empty. ``together``: batches within one chunk are yielded as one, so that their fixed costs
-    occur once per chunk.
+    A batch is yielded as soon as its rows are available: chunks are not prefetched. Chunks may be
+    empty. ``together``: yield the batches within a chunk as one, so that fixed costs occur once per
+    chunk.
     """
     waiting: deque[Slice[T]] = deque()
     row = there = 0

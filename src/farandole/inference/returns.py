@@ -55,14 +55,15 @@ _MOST = (1 << 31) - 1  # numbers of a column of arrays, whose offsets are int32
 
 
 class ShapeError(DataError):
-    """A mismatch between a model's results and their type, which concerns the model, not single
+    """A mismatch between a model's results and their type, caused by the model rather than single
     rows.
     """
 
 
 class Type(NamedTuple):
-    """A type. ``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers.
-    ``items``: of an array. ``fields``: of a struct.
+    """A type. ``kind``: number, boolean, string, binary, array or struct. ``dtype``: the dtype of
+    numbers. ``items``: the type of an array's elements. ``fields``: the names and types of a
+    struct's fields.
     """
 
     kind: str
@@ -194,9 +195,9 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     """Convert a model's results for ``rows`` rows to an Arrow array.
 
     ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict
-    or tuple for a struct. Raises ShapeError for another number of rows or outputs, another shape or
-    kind of number, and DataError for values that do not fit the type. The array is a copy, because
-    a model may reuse its buffer.
+    or tuple for a struct. Raises ShapeError for a wrong number of rows or outputs, or a wrong shape
+    or kind of number, and DataError for values that do not fit the type. The array is a copy,
+    because a model may reuse its buffer.
     """
     pa = require("pyarrow", _PURPOSE)
     if kind.kind == "struct":

@@ -1,5 +1,5 @@
-"""The conversion of a stream of Arrow columns to a column of predictions: it cuts rows into the
-model's batches and finds failing rows.
+"""Conversion of a stream of Arrow columns to a column of predictions: cuts rows into the model's
+batches and finds failing rows.
 
 This module is independent of Spark and of all frameworks.
 """
@@ -40,7 +40,7 @@ class Predictor(Protocol):
     """An opened model, called with arrays ``[rows, ...]`` by column name, in the columns' order."""
 
     floating: str | None
-    """The dtype that the model's floating inputs have; None: as they come."""
+    """The dtype of the model's floating-point inputs; None: unchanged."""
 
     def __call__(self, inputs: dict[str, Array]) -> Any: ...
 
@@ -49,9 +49,9 @@ class PredictOptions(NamedTuple):
     """Options for predictions from columns.
 
     ``inputs``: the columns' names, for messages and for models with named inputs. ``errors``:
-    "raise" or "column". ``key``: the last of the columns names rows in errors and is not an input.
-    ``stack``: all columns are numbers, and form one array [rows, columns] for the model. ``cure``:
-    advice about a failing row.
+    "raise" or "column". ``key``: whether the last column identifies rows in errors and is not an
+    input. ``stack``: whether all columns are numbers and form one array [rows, columns] for the
+    model. ``cure``: advice about a failing row.
     """
 
     inputs: tuple[str, ...]
@@ -86,7 +86,7 @@ def predictions(
     source: str,
     first: int = 0,
 ) -> Iterator[Any]:
-    """Yield the predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
+    """Yield the predictions for all rows of ``chunks``, in order, as Arrow arrays of any length.
 
     ``source``: the rows' origin for messages ("partition 3", a file), and ``first``: the number of
     the first row. Raises DataError that names the first failing row, unless ``options.errors`` is
@@ -100,7 +100,7 @@ def predictions(
 
 
 class _Prepared(NamedTuple):
-    """A batch of Arrow columns. ``arrays``: the model's inputs, None if the conversion failed."""
+    """A batch of Arrow columns. ``arrays``: the model's inputs; None if the conversion failed."""
 
     batch: ModelBatch[Chunk]
     columns: Chunk
@@ -157,8 +157,8 @@ class _Stream:
             yield chunk
 
     def _prepared(self, batches: Iterator[ModelBatch[Chunk]]) -> Iterator[_Prepared]:
-        """Yield prepared batches. If there is something to decode, a batch is prepared while the
-        model runs on the previous one.
+        """Yield prepared batches. If columns are decoded, a batch is prepared while the model runs
+        on the previous one.
         """
         if self._ahead is None:
             yield from map(self._prepare, batches)
@@ -188,7 +188,7 @@ class _Stream:
             if whole and prepared.arrays is not None:
                 return {name: array[begin:end] for name, array in prepared.arrays.items()}
             chosen = [column.slice(begin, end - begin) for column in columns]
-            # convert again, because a model that failed may have written to the first arrays
+            # convert again, because a failed model may have modified the first arrays
             return self._arrays(chosen, batch.row + begin)
 
         def call(begin: int, end: int) -> Any:
@@ -276,8 +276,8 @@ class _Stream:
             )
         except DataError as error:
             if name in self._options.column_options.decode:
-                raise  # the row's bytes are at fault
-            raise BatchError(error) from None  # the type is at fault, and so every row
+                raise  # the row's bytes cause the error
+            raise BatchError(error) from None  # the type causes the error, in every row
         if self._options.stack and column.kind != "number":
             text = (
                 f"{array.type} is not a number, but stack=True combines columns of numbers into"
@@ -308,10 +308,10 @@ class _Stream:
 
 
 def _first(array: Any) -> Callable[[], Any]:
-    """Return a function that returns a row with a representative shape.
+    """Return a function that finds a row with a representative shape.
 
-    This is the first row that is not null, is a decodable image if the column has images, and has
-    the most frequent length.
+    This is the first row that is not null, has the most frequent length and, in a column of images,
+    is decodable.
     """
 
     def first() -> Any:
@@ -361,8 +361,8 @@ def _joined(batch: ModelBatch[Chunk]) -> Chunk:
 
 
 def _concatenated(arrays: Sequence[Any]) -> Any:
-    """Concatenate arrays. A pandas column's type differs in chunks with nulls (int64 and float64)
-    or only nulls; the first type of actual values applies to all.
+    """Concatenate arrays. A pandas column has a different type in chunks with nulls (float64, not
+    int64) or only nulls; the first type of actual values applies to all.
     """
     pa = require("pyarrow", _PURPOSE)
     kinds = [array.type for array in arrays]
@@ -371,6 +371,6 @@ def _concatenated(arrays: Sequence[Any]) -> Any:
 
 
 def _text(error: BaseException | None) -> str:
-    """Return an error's text in one line, without the names of Farandole's own errors."""
+    """Return an error's text in one line, without the class names of Farandole's errors."""
     kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
     return f"{kind}{error}".strip().replace(os.linesep, " ")

@@ -1,4 +1,4 @@
-"""The best batch size and number of threads for a model, found on a sample of its rows."""
+"""Search for the best batch size and number of threads for a model, on a sample of its rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
 
 
 class TuningResult(NamedTuple):
-    """The measurements and the choice. ``options`` goes to ``predict_udf``, ``transform`` or
+    """The measurements and the choice. Pass ``options`` to ``predict_udf``, ``transform`` or
     ``predict_parquet``: ``predict_udf(model, **tuned.options)``.
     """
 
@@ -98,13 +98,12 @@ def tune(
     threads of a process.
 
     ``sample``: an Arrow table, a pandas or Spark DataFrame (its first 10,000 rows), or a dict of
-    columns. ``inputs``: columns that the model gets; default: all. ``seconds``: approximate
-    duration. ``sizes``, ``threads``: values to try; default: powers of 2, and 1, 2, 4 ... cores.
-    Measure on a machine like the executors, without other load. Other arguments: as for
-    ``predict_udf``.
+    columns. ``inputs``: the model's input columns; default: all. ``seconds``: approximate duration.
+    ``sizes``, ``threads``: values to try; default: powers of 2, and 1, 2, 4 ... cores. Measure on
+    an idle machine like the executors. Other arguments: as for ``predict_udf``.
 
-    The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the
-    smallest. Raises the errors of ``predict_udf``, and DataError for an empty sample.
+    The choice has the highest rate of rows per core and, within 3 percent of it, the smallest batch
+    size. Raises the errors of ``predict_udf``, and DataError for an empty sample.
     """
     packed = pack_with(model, options)
     if options:
@@ -139,7 +138,7 @@ def tune(
 
 
 def choose(measured: Sequence[Measured]) -> Measured:
-    """Return the setting with the highest rate per thread, and of nearly equal ones the smallest
+    """Return the setting with the highest rate per thread; among nearly equal rates, the smallest
     batch. Pure.
     """
     best = max(each.rate / each.threads for each in measured)
@@ -158,7 +157,7 @@ def _rates(
     """Return the rows per second of each setting.
 
     Settings alternate, so that disturbances affect all of them. Some frameworks fix a process's
-    number of threads, so settings with the same number follow each other.
+    number of threads, so settings with the same number are consecutive.
     """
     began, by_setting = time.monotonic(), {}
     counts = list(dict.fromkeys(count for _, count in settings))
@@ -196,7 +195,7 @@ def _rate(predict: Predictor, columns: Sequence[Any], predict_options: PredictOp
 
 
 def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield one batch of rows of the sample, which is repeated if it is too short."""
+    """Yield one batch of the sample's rows, repeating a sample that is too short."""
     rows = len(columns[0])
     yield [
         column.take(np.arange(size) % rows) if size > rows else column.slice(0, size)

@@ -1,7 +1,7 @@
-"""A digest of any Python value that is equal in all processes that make an equal value.
+"""Digests of Python values, equal in all processes for equal values.
 
-Pickles of equal values differ: sets have another order in each process, and classes of the program
-random ids.
+Pickles of equal values differ: the order of sets is different in each process, and user classes
+have random ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def digest(*parts: bytes | str) -> str:
 
 
 def parts_of_function(function: types.FunctionType) -> dict[str, str]:
-    """Return digests of a function of the program: its code, and each variable that it uses."""
+    """Return digests of a user function: its code, and each variable that it uses."""
     values = _Values()
     used = {
         f"variable {name!r}": values.of(value) for name, value in sorted(_used(function).items())
@@ -43,14 +43,14 @@ def parts_of_function(function: types.FunctionType) -> dict[str, str]:
 
 def value_digest(value: Any, without: Iterable[Any] = ()) -> str:
     """Return the digest of a value: numbers, arrays, containers, functions, classes, and objects
-    that can be pickled. ``without``: objects in it whose content does not count.
+    that can be pickled. ``without``: objects in it whose content is ignored.
     """
     return _Values(without).of(value)
 
 
 class _Values:
-    """Digests of values, and of values in them. An object that contains itself is represented by
-    its distance from there.
+    """Computes digests of values and nested values. An object that contains itself is represented
+    by its nesting distance.
     """
 
     def __init__(self, without: Iterable[Any] = ()) -> None:
@@ -129,7 +129,7 @@ class _Values:
 
 
 def parts_of_function_in(function: types.FunctionType, values: _Values) -> dict[str, Any]:
-    """Return what a function consists of: its code, its defaults and the variables it uses."""
+    """Return the parts of a function: its code, its defaults and the variables it uses."""
     return {
         "code": function.__code__,
         "defaults": (function.__defaults__, function.__kwdefaults__),
@@ -138,7 +138,7 @@ def parts_of_function_in(function: types.FunctionType, values: _Values) -> dict[
 
 
 def _code(code: types.CodeType, values: _Values) -> str:
-    """Return the digest of code without its file and lines."""
+    """Return the digest of code without its file and line numbers."""
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     return digest(
@@ -147,7 +147,7 @@ def _code(code: types.CodeType, values: _Values) -> str:
 
 
 def _used(function: types.FunctionType) -> dict[str, Any]:
-    """Return the variables that a function uses from outside, by name."""
+    """Return the outer variables that a function uses, by name."""
     names = _global_names(function.__code__)
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -177,7 +177,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _reduced(value: Any) -> Any:
-    """Reduce an object as the pickler does that sends it."""
+    """Reduce an object in the same way as the pickler that sends it."""
     pickler = Pickler(io.BytesIO())
     reduced = pickler.reducer_override(value)
     if reduced is not NotImplemented:

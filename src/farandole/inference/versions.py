@@ -20,7 +20,7 @@ from farandole.base.pickled import dumps
 from farandole.data import paths
 from farandole.inference.value_identity import digest, parts_of_function, value_digest
 
-# entries to ignore: Keras's has the time; torch's is made of checksums, or holds lines of sources
+# entries to ignore: Keras's has the time; torch's have checksums or source lines
 _CHANGING = ("metadata.json", ".data/serialization_id", ".debug_pkl")
 _CONSTANT = b": Final["  # in TorchScript's code
 _FACTS = (
@@ -38,14 +38,14 @@ _FACTS = (
 
 def version(path: str) -> str:
     """Return size and time of a file, or of all files in a folder; for a URL the file system's
-    facts (etag, time, size). "" if they are unknown.
+    metadata (etag, time, size). "" if they are unknown.
     """
     local = paths.local(path)
     try:
         if local is None:
             return _remote(path)
         return "missing" if not os.path.exists(local) else _digest(sorted(_local(local)))
-    except Exception:  # raised by any file system; opening the model reports it better
+    except Exception:  # raised by any file system; opening the model reports the error better
         return ""
 
 
@@ -77,8 +77,8 @@ def _digest(facts: Any) -> str:
 
 
 def identity(content: bytes) -> dict[str, str]:
-    """Return the identity of pickled or saved content as digests of its parts, by name. They lack
-    what differs between files of equal models: random ids of classes, the time of saving, addresses
+    """Return the identity of pickled or saved content as digests of its parts, by name. They ignore
+    differences between files of equal models: random ids of classes, the time of saving, addresses
     in Keras's configuration, and the order of constants in TorchScript.
     """
     return {name: digest(part) for name, part in _parts(content).items()}
@@ -86,7 +86,7 @@ def identity(content: bytes) -> dict[str, str]:
 
 def identity_of(value: Any) -> dict[str, str]:
     """Return the identity of a function, class or module of PyTorch as digests of its parts, by
-    name. It does not depend on the order of sets, as pickles do.
+    name. Unlike pickles, it does not depend on the order of sets.
     """
     try:
         if isinstance(value, types.FunctionType):
@@ -110,7 +110,7 @@ def identity_of_model(model: Any, packed: bytes) -> dict[str, str]:
 
 
 def _is_plain_module(model: Any) -> bool:
-    """Return whether a module of PyTorch is pickled, and not a program of TorchScript."""
+    """Return whether a PyTorch module is pickled, rather than saved as TorchScript."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -129,7 +129,7 @@ def _parts(content: bytes) -> dict[str, bytes]:
 
 
 def _steady(name: str, content: bytes) -> bytes:
-    """Return a file of an archive without what differs between equal models."""
+    """Return a file of an archive without the differences between equal models."""
     if name.endswith("pkl"):
         return _without_numbers(content)
     if name.endswith("config.json"):

@@ -1,7 +1,7 @@
 """The supported frameworks. Each has an entry here and a module with three functions: ``pack``
-saves a model to a file, ``load`` opens such a file, ``wrap`` takes the object itself.
+saves a model to a file, ``load`` opens such a file, and ``wrap`` wraps a loaded model.
 
-The entry has the rules that recognize a model, because the modules import their framework, which
+The rules that recognize a model are in the entry, because the module imports the framework, which
 recognition must not do.
 """
 
@@ -19,11 +19,11 @@ from farandole.errors import SettingsError
 class Framework(NamedTuple):
     """A framework.
 
-    ``module``: with ``pack``, ``load`` and ``wrap``. ``suffixes``: of its files. ``folder``: the
-    file that marks a folder as a model. ``classes``: a pattern for the full names of base classes;
-    a model is an instance of one, and has ``attribute`` if one is named. ``cure``: appended to the
-    error for a file that cannot be opened. ``own_code``: whether errors on opening come from the
-    program's own code.
+    ``module``: the module with ``pack``, ``load`` and ``wrap``. ``suffixes``: suffixes of model
+    files. ``folder``: the file that marks a folder as a model. ``classes``: a pattern for the full
+    names of a model's base classes. ``attribute``: an attribute that a model must also have, if
+    set. ``cure``: appended to the error for a file that cannot be opened. ``own_code``: whether
+    errors on opening come from the user's code.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""The program's own functions: on arrays, or without arguments, which load a model of any kind."""
+"""User functions: on arrays, or without arguments, which load a model of any framework."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class FunctionPredictor:
-    """A predictor that passes columns as arguments, in their order. The function may write to
-    them.
-    """
+    """A predictor that passes columns as arguments, in order. The function may modify them."""
 
     floating: str | None = None
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class KerasPredictor:
     """A predictor that calls ``predict_on_batch``.
 
-    Columns are the model's inputs: by name if the names match, otherwise in order. The inputs of a
-    model that takes a dict have no order.
+    Columns become the model's inputs: by name if the names match, otherwise in order. The inputs of
+    a model that takes a dict are unordered.
     """
 
     floating: str | None = None  # Keras itself casts
@@ -54,9 +54,7 @@ class KerasPredictor:
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
-    """Save the model in its own file format, together with the program's classes among its
-    layers.
-    """
+    """Save the model in its own file format, together with the user's layer classes."""
     path = folder / "model.keras"
     if not getattr(model, "built", True):
         raise SettingsError(
@@ -75,8 +73,8 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
 
 
 def load(path: str, options: Mapping[str, Any], execution: Execution) -> KerasPredictor:
-    """Open a model. Keras's safe mode refuses files with functions that would be run, unless
-    ``trust_pickle`` is given.
+    """Open a model. Keras's safe mode refuses files with functions to run, unless ``trust_pickle``
+    is set.
     """
     keras = _keras(path, str(options.get("backend", "")), execution)
     if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
@@ -106,12 +104,14 @@ def wrap(model: Any, options: Mapping[str, Any], execution: Execution) -> KerasP
 
 
 def _unpickled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program's classes and functions that the model uses."""
+    """Return the user's classes and functions in the model."""
     return dict(cloudpickle.loads(options["custom_objects"])) if "custom_objects" in options else {}
 
 
 def _keras(path: str, backend: str, execution: Execution) -> Any:
-    """Return the Keras that wrote the file, on its backend, if no other backend is running here."""
+    """Return the Keras package that wrote the file, on its backend, unless this process runs
+    another backend.
+    """
     package = "tf_keras" if backend == "tf_keras" or _version(path).startswith("2.") else "keras"
     if package == "keras" and backend and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = backend

@@ -21,7 +21,7 @@ _DTYPES = {"float": "float32", "double": "float64", "string": "object", "bool": 
 
 
 class OnnxPredictor:
-    """A predictor of an ONNX model. Columns are the model's inputs, by name if the names match,
+    """A predictor of an ONNX model. Columns become the model's inputs, by name if the names match,
     otherwise in order, and are cast to their dtypes.
     """
 

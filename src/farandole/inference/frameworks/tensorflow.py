@@ -21,8 +21,8 @@ SIGNATURE = "serving_default"
 
 
 class SavedModelPredictor:
-    """A predictor for a signature of a SavedModel. Columns are its inputs by name, because a
-    signature has no order.
+    """A predictor for a signature of a SavedModel. Columns become its inputs by name, because a
+    signature is unordered.
     """
 
     floating: str | None = None  # each input has its own
@@ -35,7 +35,7 @@ class SavedModelPredictor:
             raise SettingsError(
                 f"the SavedModel has no signature {signature!r} (it has: {known}){near}"
             )
-        self._model = model  # the functions of a model do not keep it alive
+        self._model = model  # a model's functions do not keep it alive
         self._function = model.signatures[signature]
         self._inputs = {
             name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()
@@ -63,9 +63,7 @@ class SavedModelPredictor:
 
 
 def fit(execution: Execution) -> None:
-    """Give TensorFlow the task's number of threads. Once TensorFlow has computed, its number is
-    fixed.
-    """
+    """Set TensorFlow's threads to the task's number, which is fixed by the first computation."""
     if not execution.threads:
         return
     with contextlib.suppress(RuntimeError):
@@ -75,8 +73,8 @@ def fit(execution: Execution) -> None:
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     raise SettingsError(
-        "a loaded SavedModel cannot be sent. Pass the path of its folder, which all hosts must"
-        " reach, or a function without arguments that loads it there"
+        "a loaded SavedModel cannot be sent to other processes. Pass the path of its folder, which"
+        " all hosts must reach, or a function without arguments that loads it"
     )
 
 

@@ -76,9 +76,9 @@ class TorchPredictor:
             if not texts:
                 raise
             raise TypeError(
-                f"{error} ({texts[0]!r} is text: cast it to a number, or convert it to indexes)"
+                f"{error} ({texts[0]!r} is text: cast it to a number, or convert it to indices)"
             ) from error
-        except RuntimeError as error:  # torch neither names nor converts the input
+        except RuntimeError as error:  # torch neither names the input nor converts it
             whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
             if not whole or not any(word in str(error) for word in ("dtype", "type")):
                 raise
@@ -91,7 +91,7 @@ class TorchPredictor:
 
     def _tensor(self, array: Array) -> Any:
         if array.dtype == object:
-            return array  # texts, for a module that accepts them
+            return array  # text, for a module that accepts it
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._cast is not None and tensor.is_floating_point():
             tensor = tensor.to(self._cast)
@@ -120,8 +120,8 @@ def _device(name: str) -> torch.device:
 
 
 def _rows(module: Any) -> int:
-    """Return the number of rows of a program exported with an example's shapes; 0 if any number
-    works.
+    """Return the number of rows of a program exported with an example's shapes; 0 if it accepts any
+    number.
     """
     if not isinstance(module, torch.fx.GraphModule):
         return 0
@@ -136,7 +136,7 @@ def _training(module: Any) -> str:
     """Return an operation of a traced or exported graph that always behaves as in training; "" if
     there is none.
 
-    A batch norm without running statistics always uses the statistics of the batch.
+    A batch norm without running statistics always uses batch statistics.
     """
     if isinstance(module, torch.fx.GraphModule):
         called = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -162,8 +162,8 @@ def _training(module: Any) -> str:
 
 
 def _constant(value: Any) -> Any:
-    """Return a constant of a TorchScript graph; computed values, and modes that can be set, are
-    returned unchanged.
+    """Return the value of a constant in a TorchScript graph; return computed values and settable
+    modes unchanged.
     """
     if value.type().kind() == "NoneType":
         return None
@@ -172,13 +172,13 @@ def _constant(value: Any) -> Any:
 
 
 def fit(execution: Execution) -> None:
-    """Give PyTorch the task's number of threads, which may have changed since the last call."""
+    """Set PyTorch's threads to the task's number, which may have changed since the last call."""
     if execution.threads and torch.get_num_threads() != execution.threads:
         torch.set_num_threads(execution.threads)
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
-    """Save the module in its own file format, including the program's functions and classes."""
+    """Save the module in its own file format, including the user's functions and classes."""
     path = folder / "model.pt"
     if isinstance(model, torch.jit.ScriptModule):
         torch.jit.save(model, str(path))
@@ -250,7 +250,7 @@ def _check_old(path: str) -> None:
         begin = file.read(2)
     if not begin.startswith(b"\x80"):
         what = "is truncated" if begin == b"PK" else ("is not a file of torch.save")
-        raise SettingsError(f"{path} {what}. Write it again with torch.save(module, path)")
+        raise SettingsError(f"{path} {what}. Rewrite it with torch.save(module, path)")
 
 
 def _load_layers(path: str, mapped: bool) -> Any:

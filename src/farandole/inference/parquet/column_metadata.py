@@ -1,5 +1,5 @@
-"""Column descriptions in a footer beyond Arrow's types, from which Spark recognizes vectors, and
-pandas its index.
+"""Column descriptions in a footer, in addition to Arrow's types: Spark's identify vectors, pandas'
+its index.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ Field = Mapping[str, Any]
 
 
 class _UnknownError(Exception):
-    """A type without a name in Spark."""
+    """A type that Spark has no name for."""
 
 
 def of_file(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-    """Return the part of a file's own metadata that stays valid when columns are added or
-    removed.
-    """
+    """Return a file's metadata that stays valid when columns are added or removed."""
     return {key: value for key, value in (metadata or {}).items() if key in _BY_NAME}
 
 
@@ -61,11 +59,11 @@ def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
 
 
 def for_spark(schema: Any, known: Mapping[str, Field]) -> dict[bytes, bytes]:
-    """Return metadata for Spark, for files with the columns of ``schema``; ``known`` describes
-    some.
+    """Return Spark's metadata for files with the columns of ``schema``, some of them described by
+    ``known``.
 
-    None if no column is known, or if one has a type without a name in Spark, because the metadata
-    must describe all columns.
+    None if no column is described, or if Spark has no name for a column's type, because the
+    metadata must describe all columns.
     """
     if not any(name in known for name in schema.names):
         return {}
@@ -85,7 +83,7 @@ def _fields(text: bytes | None) -> list[Field]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether Spark's descriptions of both are equal."""
+    """Return whether Spark's descriptions of two columns are equal."""
     try:
         return bool(_type(one) == _type(other))
     except _UnknownError:

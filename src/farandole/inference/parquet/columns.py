@@ -1,4 +1,4 @@
-"""The columns of the input and the output, from the arguments of a call."""
+"""The input and output columns of a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farandole.inference.returns import Type
 
 
 def merged_schema(files: Sequence[Any], first: Any) -> Any:
-    """Return the columns of all files, so that all output files have the same ones.
+    """Return the merged columns of all files, so that all output files have the same columns.
 
     A column has the widest of its types, and is null in files without it. Raises DataError if no
     type holds both.
@@ -55,7 +55,7 @@ def _once(names: list[str], option: str, cure: str) -> list[str]:
 
 
 def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | None) -> list[str]:
-    """Return the columns that the model gets."""
+    """Return the model's input columns."""
     if key is not None:
         _known([key], schema, "key")
     if inputs is not None:
@@ -98,6 +98,6 @@ def output_names(
 
 
 def kept_columns(keep: Sequence[str] | None, schema: Any) -> list[str]:
-    """Return the columns of the input to write as well: all, unless ``keep`` names some."""
+    """Return the input columns to copy to the output: all, unless ``keep`` names some."""
     names = _known(schema.names if keep is None else keep, schema, "keep")
     return _once(names, "keep", "name it once")

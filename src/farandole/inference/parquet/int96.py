@@ -1,7 +1,7 @@
-"""Timestamps in Parquet's old form (INT96), which Spark writes: instants, in microseconds of UTC.
+"""Timestamps in Parquet's old format (INT96), which Spark writes: instants, in microseconds of UTC.
 
-Arrow reads them as nanoseconds without a time zone. In those the year 9999 becomes another one, and
-Spark cannot read them.
+Arrow reads them as nanoseconds without a time zone, which overflow in the year 9999 and which Spark
+cannot read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ UNIT = "us"  # of the columns after reading
 def instants(file: Any) -> Any:
     """Return the columns of a file with a time zone added to INT96 timestamps.
 
-    ``file``: a fragment that reads INT96 in that unit.
+    ``file``: a fragment that reads INT96 in microseconds.
     """
-    # only INT96 columns have nanoseconds there
+    # only INT96 columns are in nanoseconds in that schema
     plain, known = file.physical_schema, file.metadata.schema.to_arrow_schema()
     fields = [
         field.with_type(_kind(field.type, known.field(number).type))

@@ -39,8 +39,8 @@ ROWS = 1 << 17  # rows of an output file
 
 
 class Summary(NamedTuple):
-    """The summary of a call. ``rows``: of the output. ``resumed``: files that existed already.
-    ``seconds``: of this call.
+    """The summary of a call. ``rows``: the rows of the output. ``resumed``: the number of files
+    that already existed. ``seconds``: the duration of this call.
     """
 
     rows: int
@@ -85,20 +85,20 @@ def predict_parquet(
     """Predict all rows of Parquet files with ``np`` processes of this machine, and write the
     predictions to the folder ``output``.
 
-    ``input``: a file, a folder, a list of these or a URL. ``inputs``: the columns that the model
-    gets; default: the only one, or the only one that holds arrays. A column that only some files
-    have is null in the others; one whose types differ has the widest of them. ``output_columns``:
-    the name of the new column, or of several, for the fields of a struct. ``keep``: columns of the
-    input to write as well; default: all. ``threads``: of each process; default: an equal share of
-    the cores. ``device``: "cuda" gives each process a GPU of its own. ``rows_per_file``: the
-    maximum; files keep the order of rows. ``storage_options``: for fsspec's file system. Other
-    arguments: as for ``predict_udf``.
+    ``input``: a file, a folder, a list of these or a URL. ``inputs``: the model's input columns;
+    default: the only column, or the only column of arrays. A column missing from some files is null
+    in them; a column with different types has the widest of them. ``output_columns``: the name of
+    the new column, or the names of several for the fields of a struct. ``keep``: input columns to
+    copy to the output; default: all. ``threads``: threads per process; default: an equal share of
+    the cores. ``device``: "cuda" assigns each process its own GPU. ``rows_per_file``: the maximum
+    number of rows in a file; files keep the order of rows. ``storage_options``: options for
+    fsspec's file system. Other arguments: as for ``predict_udf``.
 
-    An output file appears once it is complete. A call with the same arguments after an early end
-    (``np`` may differ) resumes with the missing files. ``overwrite`` starts from the beginning.
-    The model of an object is the same if its weights, code and constants are equal, whichever
-    process made it. ``model_version``: a name that identifies the model instead, for objects that
-    differ in each process.
+    An output file appears once it is complete. After an interruption, a call with the same
+    arguments (``np`` may differ) resumes with the missing files. ``overwrite``: start from the
+    beginning. Two model objects are the same model if their weights, code and constants are equal.
+    ``model_version``: a name that identifies the model instead, for objects that differ in each
+    process.
 
     Raises SettingsError and DataError for unusable arguments, files and columns, and for an output
     folder with other contents; DataError (with several processes JobFailedError, with its text) for
@@ -167,7 +167,7 @@ def _predict(
         _run(job._replace(todo=todo), min(np, len(todo)))
     except BaseException:
         with contextlib.suppress(OSError):
-            # removes unfinished files of ranks that another rank's failure, or a signal, has ended
+            # removes unfinished files of ranks ended by another rank's failure or a signal
             target.clean()
         raise
     _check_unchanged(job.sources, job.input_system())
@@ -181,7 +181,7 @@ def _predict(
 
 
 def _run(job: PredictJob, np: int) -> None:
-    """Predict on ``np`` ranks. Several ranks get the model as a file, which they map."""
+    """Predict on ``np`` ranks. Several ranks receive the model as a file, which they map."""
     if np <= 1:
         run_ranks(job, np)
         return
@@ -201,7 +201,7 @@ def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
         name: value
         for name, value in model.options
         if name not in ("trust_pickle", "backend")
-        # the version stands for the program's classes, too
+        # the version also covers the user's classes
         and not (name == "custom_objects" and "version" in model.identity)
     }
     decoders = sorted(options.column_options.decode.items())
@@ -224,7 +224,7 @@ def _facts(job: PredictJob, rows_per_file: int) -> dict[str, Any]:
 
 
 def _identified(packed: Model, model: Any, version: str | None) -> Model:
-    """Return the packed model with an identity that is equal in another process."""
+    """Return the packed model with an identity that is equal in all processes."""
     if version is not None:
         return packed._replace(identity={"version": version})
     if packed.identity:  # of a file
@@ -261,10 +261,10 @@ def _version(path: str, system: Any) -> tuple[int, int]:
 
 
 def _check_unchanged(sources: Sequence[InputFile], system: Any) -> None:
-    """Raise DataError for an input file that was overwritten while it was read."""
+    """Raise DataError for an input file overwritten during reading."""
     for source in sources:
         if _version(source.path, system) != (source.written, source.size):
             raise DataError(
                 f"{source.path} was overwritten while it was read, so some predictions belong to"
-                " its earlier rows. Run again with overwrite (--overwrite)"
+                " its earlier rows. Rerun with overwrite (--overwrite)"
             )

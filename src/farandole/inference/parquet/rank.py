@@ -34,12 +34,12 @@ _GROUP_BYTES = 16 << 20  # of a row group of the output
 class PredictJob(NamedTuple):
     """The arguments of a rank.
 
-    ``input_path``: one of the input's, and ``storage_options``: of its file system and the
-    output's. ``schema``: of all input files; each column has one type. ``spark_fields``: Spark's
-    descriptions of the input's columns. ``names``: of the new columns. ``unpacked``: the fields of
-    a struct become columns. ``mark``: a digest of the facts that determine the output.
-    ``model_folder``: holds the model's file until all ranks have opened it; a single rank has the
-    model itself.
+    ``input_path``: one of the input paths. ``storage_options``: options of the input's and output's
+    file systems. ``schema``: the columns of all input files, each with one type. ``spark_fields``:
+    Spark's descriptions of the input columns. ``names``: the names of the new columns.
+    ``unpacked``: whether the fields of a struct become columns. ``mark``: a digest of the facts
+    that determine the output. ``model_folder``: holds the model's file until all ranks have opened
+    it; a single rank has the model itself.
     """
 
     model: Model
@@ -125,7 +125,7 @@ def _tables(file: OutputFile, job: PredictJob, predict: Predictor, system: Any) 
 def _kept(
     batches: Iterator[Any], columns: Sequence[str], keep: Sequence[str], waiting: deque[Slice[Any]]
 ) -> Iterator[Any]:
-    """Yield the model's columns of each batch, and queue the kept columns until its predictions
+    """Yield the model's columns of each batch, and queue its kept columns until the predictions
     arrive.
     """
     for batch in batches:
@@ -146,9 +146,7 @@ def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(system: Any, source: InputFile, target: OutputFile, schema: Any) -> Iterator[Any]:
-    """Yield the rows for a file from the row groups that hold them. Local row groups are read in
-    parts.
-    """
+    """Yield a file's rows from their row groups. Local row groups are read in parts."""
     constant = dict(source.keys)
     own = [name for name in schema.names if name not in constant]
     rows = rows_within(source, _READ_ROWS, _READ_BYTES)
@@ -188,10 +186,10 @@ def _completed(
     batch: Any, constant: Mapping[str, Any], schema: Any, path: str, about: Mapping[bytes, bytes]
 ) -> Any:
     """Add the columns in the file's path, such as year=2024/part.parquet, and null columns for
-    those that only other files have.
+    columns that only other files have.
 
-    ``about``: metadata of the columns. Raises DataError for a value that does not fit the common
-    type of all files.
+    ``about``: the columns' metadata. Raises DataError for a value that does not fit the common type
+    of all files.
     """
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -222,7 +220,7 @@ def _empty(job: PredictJob) -> Any:
 
 
 def _with(table: Any, column: Any, job: PredictJob) -> Any:
-    """Return the kept columns and the new ones."""
+    """Return the kept columns and the new columns."""
     columns = [_field(column, 0), _field(column, 1)] if job.options.errors == "column" else [column]
     if job.unpacked:
         fields = len(job.options.returns.fields)

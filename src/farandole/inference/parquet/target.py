@@ -38,7 +38,7 @@ def mark(facts: Mapping[str, Any]) -> str:
 
 def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> None:
     """Raise SettingsError if the output is within the input, or the input within the output.
-    ``files``: of the input.
+    ``files``: the input files.
     """
     target = _place(output)
     for path in [*inputs, *files]:
@@ -64,7 +64,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
         parts = [
             part for part in dict.fromkeys([*before, *now]) if before.get(part) != now.get(part)
         ]
-        if name == "model" and "version" not in parts:  # digests say nothing
+        if name == "model" and "version" not in parts:  # digests mean nothing to a user
             return f"the {name} differs in {', '.join(parts)}"
         before, now = ({part: each.get(part) for part in parts} for each in (before, now))
     return f"the {name} was {before!r:.200}, and is now {now!r:.200}"
@@ -80,8 +80,8 @@ class Target:
         self._mark = mark.encode()
 
     def begin(self, facts: Mapping[str, Any], overwrite: bool) -> None:
-        """Make the folder, or find it with files of the same facts. Raises SettingsError if it has
-        other contents.
+        """Create the folder, or accept an existing one with files of the same facts. Raises
+        SettingsError if it has other contents.
         """
         kind = self._system.get_file_info(self._path).type
         if overwrite and kind != fs.FileType.NotFound:
@@ -101,8 +101,8 @@ class Target:
     def has(self, file: OutputFile) -> bool:
         """Return whether a file exists and is complete.
 
-        A crash of the machine may have truncated it, and an overlapping call with other facts may
-        have left another one.
+        A machine crash may have truncated it, and an overlapping call with different facts may have
+        replaced it.
         """
         path = f"{self._path}/{file.name}"
         if self._system.get_file_info(path).type != fs.FileType.File:
@@ -130,9 +130,7 @@ class Target:
                     writer.write_table(table)
 
     def finish(self, every: Sequence[OutputFile]) -> None:
-        """Remove files of killed processes. Raises DataError if a file is missing, or for an
-        additional one.
-        """
+        """Remove files of killed processes. Raises DataError for a missing or additional file."""
         self.clean()
         wanted = {file.name for file in every}
         missing = [file.name for file in every if not self.has(file)]
@@ -170,7 +168,7 @@ class Target:
         for name, value in facts.items():
             if existing.get(name) != value:
                 raise SettingsError(
-                    f"output={self._path} contains predictions of another call:"
+                    f"output={self._path} contains predictions of a different call:"
                     f" {_difference(name, existing.get(name), value)}. Use another folder, or"
                     f" overwrite (--overwrite){_CURES.get(name, '')}"
                 )

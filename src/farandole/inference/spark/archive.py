@@ -1,4 +1,4 @@
-"""Farandole itself as a file, for the executors of a Spark application."""
+"""Farandole as an archive, for the executors of a Spark application."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ _folders: dict[str, Any] = {}
 
 
 def sent_archive() -> str:
-    """Return the name of a file with Farandole itself, which Spark sends to executors on other
-    machines.
-    """
+    """Return the name of an archive of Farandole that Spark sends to remote executors."""
     context = session.context()
     if context is None or context.master.startswith("local"):
         return ""

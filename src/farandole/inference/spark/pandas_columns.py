@@ -20,7 +20,7 @@ from farandole.inference.stream import Chunk, PredictOptions
 _PURPOSE = "inference"
 _INTEGERS = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
 INTEGER_LISTS = rf"^(array<)+({'|'.join(_INTEGERS)})>"
-_DIGITS = 2.0**53  # from here on, floats cannot represent all integers
+_DIGITS = 2.0**53  # above this, floats cannot represent all integers
 _DECIMAL = re.compile(r"decimal\(\d+,(\d+)\)")
 _STRUCTS = (  # Spark's vectors and images, as structs
     "type tinyint, size int, indices array<int>, values array<double>",
@@ -29,8 +29,8 @@ _STRUCTS = (  # Spark's vectors and images, as structs
 
 
 def arrow_chunk(columns: Sequence[Any], masked: bool, options: PredictOptions) -> Chunk:
-    """Return pandas columns as Arrow columns. ``masked``: as many columns follow, with the types of
-    some rows.
+    """Return pandas columns as Arrow columns. ``masked``: whether the same number of columns
+    follows, with the types of some rows.
     """
     number = len(columns) // 2 if masked else len(columns)
     kinds = columns[number:] if masked else [None] * number
@@ -44,8 +44,8 @@ def arrow_chunk(columns: Sequence[Any], masked: bool, options: PredictOptions) -
 def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
     """Return a pandas column (a Series, or for structs a DataFrame) as an Arrow column.
 
-    ``kinds``: names of its type, by row. ``name``: of the model's input. Raises DataError for
-    integers that have lost digits.
+    ``kinds``: names of its type, by row. ``name``: the name of the model's input. Raises DataError
+    for integers that have lost digits.
     """
     pa = require("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
@@ -98,8 +98,8 @@ def _check_digits(array: Any, kind: Any, name: str) -> None:
 
 
 def _named(kind: str) -> Any:
-    """Return the Arrow type of a Spark type's name, for a column without values; null for types
-    that models do not take.
+    """Return the Arrow type for a Spark type's name, for a column without values; null for types
+    that models do not accept.
     """
     pa = require("pyarrow", _PURPOSE)
     if decimal := _DECIMAL.fullmatch(kind):
@@ -113,7 +113,7 @@ def _named(kind: str) -> Any:
 def _widest(kind: Any) -> Any:
     """Return decimals with Spark's maximum precision, and other types unchanged.
 
-    Arrow uses the precision of the present values, but a column's other rows may need more.
+    Arrow uses the precision of these values, but other rows of the column may need more.
     """
     pa = require("pyarrow", _PURPOSE)
     if pa.types.is_decimal(kind):
@@ -154,7 +154,7 @@ def to_pandas(array: Any) -> Any:
 
 @functools.cache
 def _as_they_are() -> tuple[Any, Any]:
-    """Return Series and DataFrame classes that keep Arrow's own arrays until Spark receives them.
+    """Return Series and DataFrame classes that keep Arrow's arrays until Spark receives them.
 
     Arrow's arrays distinguish null from NaN, and have integers next to null. Spark would otherwise
     convert lists and structs to Python objects (by ``apply``), in which NaN becomes null.

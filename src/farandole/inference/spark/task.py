@@ -1,4 +1,4 @@
-"""Predictions of one partition: the Python worker's side."""
+"""Predictions of one partition, in the Python worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farandole.inference.spark.pandas_columns import arrow_chunk, to_pandas
 from farandole.inference.stream import Chunk, PredictOptions, predictions
 
 _PURPOSE = "inference"
-# of a Python worker: digests of models that were loaded when objects were frozen
+# in a Python worker: digests of the models loaded when objects were frozen
 _settled: set[str] = set()
 ByColumn = Mapping[str, Any] | Sequence[Any]
 
@@ -44,7 +44,7 @@ class PredictTask(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Return the number of columns that name rows and do not go to the model."""
+        """Return the number of columns that identify rows and are not model inputs."""
         return 1 if self.key else 0
 
 
@@ -52,8 +52,8 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     """Predict the rows of one partition, in a Python worker.
 
     ``batches``: the columns, as Spark passes them to an Arrow or pandas function on iterators; the
-    result is of the same kind. ``masked``: the columns are followed by as many that hold their
-    types for null values and for lists with null.
+    result is of the same kind. ``masked``: whether the same number of columns follows, holding the
+    types of null values and of lists with null.
     """
     from pyspark import TaskContext
 
@@ -77,14 +77,14 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
 
 
 def predict_options(job: PredictTask, columns: int, threads: int) -> PredictOptions:
-    """Return the options for this number of columns. Raises SettingsError if ``inputs`` has another
-    number.
+    """Return the options for this number of columns. Raises SettingsError if ``inputs`` has a
+    different number.
     """
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.keys))
     if len(names) + job.keys != columns:
         key = " and a key" if job.key else ""
         raise SettingsError(
-            f"predict_udf was given {counted(columns, 'column')}, but inputs={list(names)}{key}"
+            f"predict_udf received {counted(columns, 'column')}, but inputs={list(names)}{key}"
             f" names {len(names) + job.keys}"
         )
     options = {
@@ -127,7 +127,7 @@ def _content(content: Any) -> bytes:
         return content
     data: bytes = content.value
     with contextlib.suppress(AttributeError):
-        del content._value  # Spark reads its own file again if another model needs it
+        del content._value  # Spark rereads its own file if another model needs it
     return data
 
 

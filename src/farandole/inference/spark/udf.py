@@ -1,4 +1,4 @@
-"""Models as functions of a DataFrame's columns: the driver's side."""
+"""Models as functions of a DataFrame's columns, on the driver."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ def predict_udf(
     ``.keras``, ``.onnx``, the folder of a SavedModel. It is sent to each executor once, and opened
     once in each Python worker. ``returns``: the type of a row's prediction, in Spark's notation;
     default: the model's declared type, otherwise "array<float>". ``batch_size``: rows per call of
-    the model, whatever Arrow's batches are. ``inputs``: names for the columns, by which Keras, ONNX
-    and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: of columns, by
-    their names in ``inputs``, or one for each in order; see ``farandole.data.from_parquet``. Floats
-    get the model's own dtype. ``stack``: columns are numbers, and together form one array ``[rows,
-    columns]``. ``errors``: "raise" ends the query with one error, which names the row; "column"
-    returns a struct of prediction and error, one of them null. ``key``: the last column does not go
-    to the model; it names rows in messages. ``threads``: of the model, and for decoding; default:
-    spark.task.cpus. ``device``: default: the GPU that Spark assigned to the task, otherwise "cpu".
-    ``options``: ``custom_objects`` (Keras), ``signature`` (SavedModel), ``trust_pickle`` (files
-    that name code to run).
+    the model, independent of Arrow's batches. ``inputs``: names for the columns, by which Keras,
+    ONNX and SavedModels find their inputs. ``shapes``, ``dtypes``, ``fill``, ``decode``: options of
+    the columns, by their names in ``inputs``, or a list in their order; see
+    ``farandole.data.from_parquet``. Floats are converted to the model's dtype. ``stack``: combine
+    columns of numbers into one array ``[rows, columns]``. ``errors``: "raise" ends the query with
+    an error that names the row; "column" returns a struct of prediction and error, one of them
+    null. ``key``: the last column identifies rows in messages and is not a model input.
+    ``threads``: threads of the model and for decoding; default: spark.task.cpus. ``device``:
+    default: the GPU that Spark assigned to the task, otherwise "cpu". ``options``:
+    ``custom_objects`` (Keras), ``signature`` (SavedModel), ``trust_pickle`` (files that name code
+    to run).
 
     Raises SettingsError for an unusable model or option.
     """
@@ -80,8 +81,7 @@ def predict_udf(
 def predict_udf_from_loader(
     loader: Any, *, returns: str, batch_size: int, inputs: Sequence[str], cure: str, **read: Any
 ) -> Any:
-    """Make a function of columns like ``predict_udf``, for callers whose users cannot set
-    ``errors``.
+    """Make a function of columns like ``predict_udf``, for callers that do not expose ``errors``.
 
     ``cure``: advice about a failing row, for the error. ``read``: shapes, dtypes, fill and decode.
     """
@@ -118,10 +118,10 @@ def transform(
 ) -> Any:
     """Return a DataFrame with additional columns of predictions.
 
-    ``inputs``: the names of the columns that the model gets. ``output``: the name of the new
-    column; or several names, one for each field of a struct in ``returns``. ``key``: a column that
-    names rows in errors. With ``errors="column"`` there is one more column, "prediction_error" (the
-    first output's name with "_error"). ``options``: as for ``predict_udf``.
+    ``inputs``: the names of the model's input columns. ``output``: the name of the new column, or
+    several names, one for each field of a struct in ``returns``. ``key``: a column that identifies
+    rows in errors. ``errors="column"`` adds a column "prediction_error" (the first output's name
+    with "_error"). ``options``: as for ``predict_udf``.
     """
     from pyspark.sql import functions
 
@@ -170,12 +170,12 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool
     """Return a Spark function for the task.
 
     Spark 4.1 and later pass Arrow arrays. Earlier versions pass pandas columns, in which null is
-    NaN and integers next to null are floats, even in lists. So an additional column holds the types
-    of null values and of lists of integers, except in SQL.
+    NaN and integers next to null are floats, even in lists, so additional columns hold the types of
+    null values and of lists of integers, except in SQL.
 
-    ``task_of``: returns the task, with such columns or without. ``once``: Spark must not compute
-    the result twice, before and after a filter, if the success of a row depends on the rows before
-    it (the first list of a column determines the length of all).
+    ``task_of``: returns the task, with or without such columns. ``once``: whether Spark must not
+    compute the result twice (before and after a filter), because a row's success depends on earlier
+    rows (the first list of a column determines the length of all).
     """
     from pyspark.sql import functions
 
@@ -211,8 +211,8 @@ def _task(
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the task for the executors.
 
-    A nested function is sent by value, so executors can unpickle it without Farandole. An installed
-    other version is not used, because the driver's pickles need the driver's own.
+    A nested function is sent by value, so executors can unpickle it without Farandole. A different
+    installed version is not used, because the driver's pickles need the driver's version.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:

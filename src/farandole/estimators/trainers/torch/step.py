@@ -18,7 +18,7 @@ def minibatch(
     labels: Any,
     sample_weights: Any,
 ) -> tuple[Any, Any]:
-    """Take a step. Arguments and result are those of the user's ``train_minibatch_fn``."""
+    """Take a step, with the arguments and result of the user's ``train_minibatch_fn``."""
     optimizer.zero_grad()
     outputs, labels = transform_outputs(model(*inputs), labels)
     loss = loss_fn(outputs, labels, sample_weights)
