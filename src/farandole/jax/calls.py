@@ -87,7 +87,7 @@ class Collective:
         return self.kind is Kind.BROADCAST
 
     def placed(self) -> Collective:
-        """Return the collective for the present rank and size, if they matter."""
+        """Return the collective for the current rank and size, if they matter."""
         if self.kind is Kind.ALLREDUCE:
             return self
         engine = context.engine(self.process_set)

@@ -146,7 +146,7 @@ def environment(placement: Placement, connection: Connection, settings: Settings
     fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
     chosen = {}
     # The number of threads may change the last bits of a product of matrices, so in a job with a
-    # fixed global batch it does not follow from the present number of ranks.
+    # fixed global batch it does not follow from the current number of ranks.
     ranks = connection.shares or placement.local_size
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each rank would start a thread per core, and the ranks would compete for cores.

@@ -59,7 +59,7 @@ class StateHandler:
 
     def reset(self) -> None:
         """Adapt to changed ranks without losing progress. A reader of data or a sampler that loads
-        its own state divides the remaining samples among the present ranks.
+        its own state divides the remaining samples among the current ranks.
         """
         self.value.load_state_dict(copy.deepcopy(self.value.state_dict()))
 

@@ -127,7 +127,7 @@ SAID = [
             "kex_exchange_identification: read: Connection reset by peer\nConnection reset by"
             " 10.0.0.3 port 22"
         ),
-        "(Connection reset by 10.0.0.3 port 22): too many logins start at once (MaxStartups",
+        "(Connection reset by 10.0.0.3 port 22): too many simultaneous logins (MaxStartups",
     ),
     (
         (

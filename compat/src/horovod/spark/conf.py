@@ -1,6 +1,6 @@
 """Settings of Spark for ``run_elastic``, as pairs of name and value for ``SparkConf.setAll``.
 
-The names of Horovod's constants with Spark's present names: ``spark.excludeOnFailure``, which was
+The names of Horovod's constants with Spark's current names: ``spark.excludeOnFailure``, which was
 ``spark.blacklist`` before Spark 3.1.
 """
 

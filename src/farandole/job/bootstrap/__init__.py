@@ -1,5 +1,5 @@
-"""Jobs whose processes were started by a cluster's own command, such as ``mpirun python train.py``
-or ``srun python train.py``.
+"""Jobs whose processes were started by a cluster's command, such as ``mpirun python train.py`` or
+``srun python train.py``.
 
 One small class per cluster detects whether it started this process, and reads the placement from
 the environment. Such a job has no driver: its ranks agree on a store, which rank 0 hosts until all

@@ -16,7 +16,7 @@ class Bootstrap(Protocol):
 
     name: ClassVar[str]
     absence_hint: ClassVar[str]
-    """End of the error for absent ranks: why this rank waits, and the cure; or ""."""
+    """End of the error for absent ranks: the reason for this rank's wait, and the cure; or ""."""
 
     @property
     def ends_together(self) -> bool:

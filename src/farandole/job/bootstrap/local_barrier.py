@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from _blake2 import blake2s  # see handshake
+from _blake2 import blake2s  # see the handshake
 
 from farandole.errors import RendezvousError
 from farandole.job.bootstrap.siblings import LOOK, Siblings

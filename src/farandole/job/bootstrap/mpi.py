@@ -126,9 +126,7 @@ class MpiBootstrap:
 
 
 class MpiPartBootstrap(MpiBootstrap):
-    """The mpirun processes of an mpi4py communicator as a job of their own, unknown to the
-    others.
-    """
+    """The mpirun processes of an mpi4py communicator as a separate job, unknown to the others."""
 
     def __init__(self, comm: Any) -> None:
         self._world = comm

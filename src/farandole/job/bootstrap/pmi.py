@@ -1,7 +1,7 @@
-"""A client of PMI-1, the process manager's interface of MPICH, Intel MPI and ``srun --mpi=pmi2``.
+"""A client of PMI-1, the process management interface of MPICH, Intel MPI and ``srun --mpi=pmi2``.
 
 The process manager gives each process a socket (``PMI_FD``), which carries lines of ``name=value``
-words. After a barrier, every process can get the values that the others have put.
+words. After a barrier, every process can get the values put by the others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def broadcast(
 def abort_at_exit() -> None:
     """Abort through the process manager at exit, once this rank's message is out.
 
-    The process manager then ends all ranks, including those that have no error of their own.
+    The process manager then ends all ranks, including ranks without an error.
     """
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):

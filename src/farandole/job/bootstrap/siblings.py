@@ -1,4 +1,4 @@
-"""Detection of ended ranks on this host, for ranks started by a cluster's own command.
+"""Detection of ended ranks on this host, for ranks started by a cluster's command.
 
 A rank would wait in ``init()`` forever for a rank that has ended, and no other component reports
 it. A rank's processes are those with its number in their environment. If the job's processes are

@@ -71,7 +71,7 @@ class SlurmBootstrap:
         if PMI in os.environ:
             from farandole.job.bootstrap import local_barrier, pmi
 
-            # PMI does not tell which ranks are missing.
+            # PMI does not report which ranks are missing.
             number = _WHO[0] if local_barrier.is_only_host(placement) else _WHO[2]
             here = range(placement.local_size)
             neighbors = Siblings(os.environ, here, number, _MARKS, (DAEMON,))

@@ -1,8 +1,8 @@
 """The process that started the ranks of this host (mpirun, torchrun, slurmstepd): the ranks end
 when it does.
 
-It usually ends its ranks itself, but not if it was killed: Farandole's ranks keep exchanging data
-among themselves, which a lost mpirun does not disturb.
+It usually ends its ranks, but not if it was killed: Farandole's ranks exchange data directly, so
+the loss of mpirun does not affect them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 torchrun's processes on one host share the invitation through a file that only this user can read.
 On several hosts they use torchrun's store; other processes use a store that rank 0 serves at
-``MASTER_ADDR`` and ``MASTER_PORT``. These stores answer anyone who reaches them, so such a job is
-as safe as torch.distributed itself.
+``MASTER_ADDR`` and ``MASTER_PORT``. These stores answer any client, so such a job is as safe as
+torch.distributed itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farandole.job.config.torchrun import AGENT_STORE
 WHO = ("RANK", "WORLD_SIZE")
 WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _AGAIN = 0.1  # seconds
-_FILE = "invitation"  # in a folder of its own
+_FILE = "invitation"  # in a separate folder
 _WHO = (*WHO, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
@@ -144,7 +144,7 @@ class TorchVariablesBootstrap:
                     host, int(port), placement.rank, text, max(1.0, deadline - time.monotonic())
                 )
             except RuntimeError as error:
-                # Reached a store of rank 0 that was about to end.
+                # Reached a store of rank 0 that was ending.
                 if placement.rank and time.monotonic() < deadline:
                     time.sleep(_AGAIN)
                     continue
@@ -183,7 +183,7 @@ class TorchVariablesBootstrap:
         self._serves = None
 
     def abort(self) -> None:
-        """Take no action: each process ends on its own."""
+        """Take no action: each process ends by itself."""
 
 
 def meeting_point(env: Mapping[str, str]) -> Path:

@@ -47,7 +47,7 @@ class Settings(Variables):
     )
     strategy: str = setting(
         "allreduce",
-        "what ranks exchange: gradients (allreduce, adasum), or weights at intervals (local_sgd:8,"
+        "what ranks exchange: gradients (allreduce, adasum), or weights periodically (local_sgd:8,"
         " ...)",
         flag="--strategy",
         group=EXCHANGE,
@@ -198,14 +198,14 @@ class Settings(Variables):
     )
     preemption_notice: str = setting(
         "",
-        "comma-separated sources of warnings that a host is about to leave an elastic job:"
+        "comma-separated sources of preemption notices for the hosts of an elastic job:"
         " signal:USR1, file:PATH, an http:// address, or a cloud (aws, gcp, azure)",
         flag="--preemption-notice",
         group=ELASTIC,
     )
     slurm_requeue: bool = setting(
         False,
-        "requeue the Slurm job (scontrol requeue) when all its hosts are about to leave",
+        "requeue the Slurm job (scontrol requeue) when all its hosts are being preempted",
         flag="--slurm-requeue",
         group=ELASTIC,
     )

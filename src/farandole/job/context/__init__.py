@@ -1,7 +1,7 @@
 """This process's place in the job: init, shutdown, rank and related calls.
 
-Only this package assembles store, transport and engine. Without a launcher, ``init()`` gives one
-rank and uses no network.
+Only this package assembles store, transport and engine. Without a launcher, ``init()`` creates a
+job of one rank and uses no network.
 """
 
 from farandole.job.context.exchanges import add_parameters_broadcast as add_parameters_broadcast

@@ -1,4 +1,4 @@
-"""Warnings that hosts are about to leave, as a rank sends and receives them."""
+"""Preemption notices, as a rank sends and receives them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def watch(placement: Placement, connection: Connection, settings: Settings) -> N
     """Report the signals of the setting ``preemption_notice`` to the driver from now on, and follow
     the driver's request to write the last commit.
 
-    The driver itself ends processes by SIGTERM, after it has put ``keys.ending`` into the store.
+    The driver itself ends processes by SIGTERM, after setting ``keys.ending`` in the store.
     """
     if _installed:
         return

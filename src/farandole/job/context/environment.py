@@ -22,7 +22,7 @@ def forget_outer_job(env: MutableMapping[str, str]) -> None:
     """Remove the outer job's variables if mpirun, srun or torchrun started this process within a
     rank.
 
-    The process inherits that rank's variables, but belongs to a job of its own.
+    The process inherits that rank's variables, but belongs to a different job.
     """
     if ORIGIN not in env or not any(name in env for name in STARTERS):
         return
@@ -73,7 +73,7 @@ def lost_placement(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
         if started := bootstrap.find(env):
             what = f"is rank {started.placement.rank} of {started.placement.size}"
             return _LOST.format(which, what, _NAMES[started.bootstrap.name])
-        # it is outside the job, and so are its descendants
+        # it and its descendants are outside the job
         if any(name in env for name in STARTERS):
             return ""
         if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):

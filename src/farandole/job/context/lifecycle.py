@@ -70,7 +70,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     with session.lock:
         if session.takes_part():
             return
-        session.end()  # in a forked process, the parent's session
+        session.end()  # this is the parent's session in a forked process
         environment.forget_outer_job(os.environ)
         placement, connection, settings = _find_job(comm)
         note_ignored()

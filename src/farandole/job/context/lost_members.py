@@ -1,7 +1,7 @@
 """Ends waits for members of an elastic job that only the driver knows to be lost.
 
-A host that is suspended, or whose agent was lost, keeps its connections to the other hosts open, so
-that no wire reports the loss of its ranks.
+A suspended host, or a host whose agent was lost, keeps its connections to the other hosts open, so
+the transports do not report the loss of its ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LostMemberCheck(Observer):
             return ""
         self._asked = now
         number = self._placement.generation
-        with contextlib.suppress(HorovodInternalError):  # without the store, the wire decides
+        with contextlib.suppress(HorovodInternalError):  # without the store, the transport decides
             if self._client.try_get(keys.broken(number)) is not None:
                 return lost_text(number)
         return ""

@@ -1,4 +1,4 @@
-"""The memberships of an elastic job as this process sees them: waiting, joining, and leaving."""
+"""This process's view of the memberships of an elastic job: waiting, joining, and leaving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.job.elastic.membership import Membership
 
-# Called, on a thread of its own, when all hosts of an elastic job are about to leave.
+# Called, on a separate thread, when all hosts of an elastic job are leaving.
 rescues: list[Callable[[], object]] = []
 NOTICE_SECONDS = 0.05  # between two queries for changes of hosts, so that short steps stay short
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
@@ -33,8 +33,7 @@ _AGREEMENT, _CHANGES = "elastic.agreement", "elastic.changes"
 
 
 class ObjectNames:
-    """Names for unnamed objects of elastic programs, equal on ranks that have stayed and ranks that
-    have just started.
+    """Names for unnamed objects of elastic programs, equal on staying and new ranks.
 
     Objects that are created before the call of ``elastic.run``'s function are counted over the life
     of the process: a rank that stays keeps them, and a new rank creates them in the same order.
@@ -165,8 +164,8 @@ def lost_commit() -> int:
 
 
 def adopt_commits(number: int) -> None:
-    """Record on all ranks that rank 0 has loaded the commit ``number``, which the other ranks are
-    about to receive.
+    """Record on all ranks that rank 0 has loaded the commit ``number``, which the other ranks will
+    receive.
     """
     _participation.agreed = number + 1
 
@@ -180,7 +179,7 @@ def is_member(placement: Placement, connection: Connection) -> bool:
     client = session.open_store(placement, connection)
     number = int(client.try_get(keys.NOW) or b"0")
     if not number:
-        return True  # the first membership is about to be published
+        return True  # the first membership will be published soon
     return connection.member in _membership(client, number).processes
 
 
@@ -215,7 +214,7 @@ def await_placement(client: StoreClient, connection: Connection, settings: Setti
 
 
 def note_unreached(ranks: Sequence[int]) -> None:
-    """Record the ranks of the present membership whose hosts this process cannot reach. The driver
+    """Record the ranks of the current membership whose hosts this process cannot reach. The driver
     learns of them when this process waits for the next membership.
     """
     _participation.unreached = ranks
@@ -308,7 +307,7 @@ def commits_alone() -> bool:
 
 
 def has_to_leave() -> bool:
-    """Return whether the present membership has ended: it has lost a rank, or hosts have changed.
+    """Return whether the current membership has ended: it has lost a rank, or hosts have changed.
 
     False, without a query, if the last one was less than ``NOTICE_SECONDS`` ago.
     """
@@ -336,7 +335,7 @@ def agree(has_state: bool, failures: int = 0) -> bool:
 
 
 def most_failures() -> int:
-    """Return how often the collectives of any rank have failed in the same way in a row, after
+    """Return the greatest number of equal failures in a row of any rank's collectives, after
     ``agree``.
     """
     return _participation.failures

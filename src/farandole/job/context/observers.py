@@ -183,7 +183,7 @@ class Observers:
 
 
 def wire_name(transport: Any) -> str:
-    """Return the transport's name for activities: SHM, TCP, HIERARCHICAL, etc."""
+    """Return the transport's name in activities: SHM, TCP, HIERARCHICAL, etc."""
     carrier = getattr(transport, "link", transport)
     module = type(carrier).__module__.split(".")
     return (

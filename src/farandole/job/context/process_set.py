@@ -113,8 +113,8 @@ def keep(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def _needs_no_engine(process_set: ProcessSet) -> bool:
-    """Return whether a set has no engine of its own in the present membership of an elastic job:
-    it is the set of all ranks, or lacks a rank, which is reported.
+    """Return whether a set has no separate engine in the current membership of an elastic job: it
+    is the set of all ranks, or lacks a rank, which is reported.
 
     The set is registered in the next membership that has all its ranks, and others.
     """

@@ -1,4 +1,4 @@
-"""Leaving and rejoining the job in the middle of training, with the same or other ranks."""
+"""Leaving and rejoining the job during training, with the same or other ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def reinitialize() -> None:
     and a process set with a missing rank is skipped, with a warning, until that rank exists. The
     check for exchanged gradients belongs to the job's end and is skipped here.
 
-    Raises HorovodInternalError if a rank is lost meanwhile, and SystemExit with code 0 if this
-    process has been removed from the job.
+    Raises HorovodInternalError if a rank is lost during the call, and SystemExit with code 0 if
+    this process has been removed from the job.
     """
     counts = exchanges.exchange_counts()
     so_far = copy.copy(counts)

@@ -22,8 +22,8 @@ from farandole.net.store import StoreClient
 if TYPE_CHECKING:
     from farandole.core.gossip.peer_group import PeerServer
 
-# Seconds for which rank 0 keeps serving after its own end; the other ranks can train that long
-# without it.
+# Seconds for which rank 0 keeps serving after its end; the other ranks can train without it for
+# that time.
 AFTER = 3600.0
 
 
@@ -138,7 +138,9 @@ class ServerAccess:
             self._servers.commit(number)
 
     def close(self, failed: bool) -> None:
-        """End the servers in this process once all ranks have left; at once if this rank failed."""
+        """End the servers in this process once all ranks have left; immediately if this rank
+        failed.
+        """
         while self._close:
             self._close.pop()(0.0 if failed else AFTER)
 
@@ -180,7 +182,7 @@ class ServerAccess:
         return Servers(chains, host, store.secret, rank, self._scope, patience, look_up)
 
     def _first_chain(self, store: StoreClient, number: int) -> list[str]:
-        """Wait for the first addresses of a server and return its present ones."""
+        """Wait for the first addresses of a server and return its current ones."""
         seconds = self._settings.start_timeout
         try:
             addresses: list[str] = json.loads(store.get(keys.chain(number), seconds))

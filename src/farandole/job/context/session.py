@@ -71,13 +71,13 @@ def begin(session: JobSession) -> None:
 
 
 def begin_joining(joining: Joining) -> None:
-    """Make this process one that joins a running job later."""
+    """Let this process join a running job later."""
     global _joining
     _joining = joining
 
 
 def is_joining() -> bool:
-    """Return whether this process has still to join its running job."""
+    """Return whether this process has yet to join its running job."""
     return _joining is not None
 
 
@@ -150,7 +150,7 @@ def is_initialized() -> bool:
 
 def takes_part() -> bool:
     """Return whether this process can exchange data: false before ``init()``, and in a process
-    forked from a rank. True in one that has still to join a running job.
+    forked from a rank. True in a process that has yet to join a running job.
     """
     return _current is not None or _joining is not None
 

@@ -147,14 +147,14 @@ class SetEngines:
         )
 
     def shutdown(self) -> None:
-        """Close the message channels, then shut down all engines, that over all ranks last."""
+        """Close the message channels, then shut down all engines, the engine of all ranks last."""
         for messages, transport in filter(None, self._messages.values()):
             _close(messages, transport, 0.0 if sys.exc_info()[0] else _GRACE)
         for number in sorted(self._engines, reverse=True):
             self._engines[number].shutdown()
 
     def _meet(self, verb: str, members: tuple[int, ...]) -> None:
-        """Synchronize all ranks and verify that they mean the same set."""
+        """Synchronize all ranks and verify that they pass the same set."""
         self._changes += 1
         none: Any = np.empty(0, np.uint8)
         request = Request(f"process_set.{verb}.{self._changes}", Kind.BARRIER, DType.UINT8, members)

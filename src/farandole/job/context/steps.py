@@ -21,24 +21,22 @@ def is_between_steps() -> bool:
 
 
 def announce_commit() -> None:
-    """Check that all ranks are about to commit. See ``announce_step``."""
+    """Check that all ranks commit now. See ``announce_step``."""
     _announce(_COMMIT)
 
 
 def announce_check() -> None:
-    """Check that all ranks are about to ask for changes of hosts, without a commit. See
-    ``announce_step``.
-    """
+    """Check that all ranks query changes of hosts now, without a commit. See ``announce_step``."""
     _announce(_CHECK)
 
 
 def announce_step(number: int) -> None:
-    """Check that all ranks are about to exchange the gradients of step ``number``, from 0.
+    """Check that all ranks exchange the gradients of step ``number`` (from 0) now.
 
-    With more shares of a fixed global batch, a rank counts more batches. If it commits after some
+    A rank with more shares of a fixed global batch counts more batches. If it committed after some
     of them, it would wait forever for the other ranks. Ranks with one share each are not checked.
-    Raises AssertionError, on all ranks, if some commit or call
-    ``check_host_updates()``, and others do not. Collective.
+    Raises AssertionError, on all ranks, if some commit or call ``check_host_updates()``, and others
+    do not. Collective.
     """
     _announce(number)
 

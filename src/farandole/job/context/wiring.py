@@ -56,7 +56,7 @@ def next_session(
 
 
 def check_store(placement: Placement, connection: Connection) -> None:
-    """Raise SettingsError for a rank that has no way to reach the others."""
+    """Raise SettingsError for a rank that cannot reach the others."""
     if not connection.store or not connection.secret:
         raise SettingsError(
             f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or"
@@ -232,13 +232,13 @@ def check_encryption(connection: Connection, settings: Settings, rank: int) -> N
         )
     if settings.tls and settings.transport not in ("auto", *registry.BUILT_IN["wire"]):
         raise SettingsError(
-            f"--tls (FARANDOLE_TLS=1): transport {settings.transport!r} is not known to encrypt;"
+            f"--tls (FARANDOLE_TLS=1): transport {settings.transport!r} may not encrypt;"
             " use --transport auto, or leave out --tls"
         )
 
 
 def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
-    """Return which wire joins the ranks, and why.
+    """Return the wire that joins the ranks, and the reason.
 
     ``hosts`` are groups of ranks that share memory; ``trouble`` is why this rank did not reach
     others.
@@ -258,8 +258,8 @@ def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
 def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     """Group the ranks by host, given the ranks that each could reach. Pure; the same on all ranks.
 
-    Ranks belong together if all of them reach the same ranks. A rank with a view of its own forms a
-    group on its own.
+    Ranks belong together if all of them reach the same ranks. A rank whose view differs from all
+    others forms a separate group.
     """
     hosts: dict[tuple[int, ...], list[int]] = {}
     for rank, seen in enumerate(neighbours):

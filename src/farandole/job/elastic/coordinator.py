@@ -4,11 +4,11 @@ The driver reports events with their times: a new list of hosts, the end of a pr
 that waits for the next membership. ``decide`` returns the driver's next actions. The rules are
 Horovod's, with three exceptions:
 
-- Survivors that are fewer than ``min_np`` wait for new processes, and form the next membership
-  together with them: all ranks of a membership take part in the same synchronization (hvd#3494).
+- Fewer than ``min_np`` survivors wait for new processes, and form the next membership together with
+them: all ranks of a membership take part in the same synchronization (hvd#3494).
 - On a job's only host, a failed process is replaced, and the other processes stay.
 - Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that have
-  joined and not yet received the state cannot continue alone: they load the last commit from disk,
+  joined but not yet received the state cannot continue alone: they load the last commit from disk,
   or the job fails.
 """
 
@@ -50,7 +50,7 @@ from farandole.job.elastic.options import ElasticOptions
 # Maximum seconds for which processes that are ready to join wait for others that are still
 # starting.
 TOGETHER = 10.0
-# Seconds that a removed process has to end on its own before it gets SIGTERM.
+# Seconds for a removed process to exit before it gets SIGTERM.
 LEAVE = 60.0
 # Memberships in a row that may be lost without a commit before the job ends: the program is at
 # fault.
@@ -79,7 +79,7 @@ class _Ready(NamedTuple):
 class Coordinator:
     """The members, processes and hosts of one elastic job, and the rules for their changes.
 
-    ``options``: the bounds of the job. ``hosts``: slots by host. ``now``: the present time in
+    ``options``: the bounds of the job. ``hosts``: slots by host. ``now``: the current time in
     seconds, like all times here on one monotonic clock. ``fixed``: whether the hosts never change,
     so that waiting for others is pointless. ``jitter``: see ``HostPool``.
     """
@@ -95,7 +95,7 @@ class Coordinator:
     ) -> None:
         self.membership = Membership(0, ())
         self.finished: set[int] = set()  # members that have ended with exit code 0
-        self.lost: set[int] = set()  # members of the present membership that have failed
+        self.lost: set[int] = set()  # members of the current membership that have failed
         self._options = options
         self._fixed = fixed
         self._pool = HostPool(hosts, options.cooldown, jitter)
@@ -105,9 +105,9 @@ class Coordinator:
         self._ready: dict[int, _Ready] = {}
         self._started = 0
         self._resets = 0
-        self._broken = False  # whether the present membership has lost a member
+        self._broken = False  # whether the current membership has lost a member
         self._notified = False
-        self._warned = False  # whether members for which others wait have been reported
+        self._warned = False  # whether members that others wait for have been reported
         self._held = HeldCommits()
         self._short_since = now  # the start of a wait for slots or ranks; -1: there is no wait
         self._is_short = False
@@ -120,7 +120,7 @@ class Coordinator:
         self._pool.find(hosts)
 
     def depart(self, host: str) -> None:
-        """Record that a host is about to leave: its members leave at their next commit."""
+        """Record that a host will leave the job: its members leave at their next commit."""
         self._pool.depart(host)
 
     def remain(self, host: str) -> None:
@@ -140,7 +140,7 @@ class Coordinator:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all hosts of the present members are about to leave or excluded."""
+        """True if all hosts of the current members are leaving or excluded."""
         hosts = {member.host for member in self._live_members()}
         return bool(hosts) and not hosts & set(self._pool.listed)
 
@@ -231,7 +231,7 @@ class Coordinator:
             decisions.append(Break(self.membership.number))
         if not changed and not self._notified:
             return decisions + self._notice(stayers, leavers, now)
-        # Without stayers, the hosts of the other members may be listed again.
+        # Without stayers, the other members' hosts may be listed again.
         awaited = stayers or self._live_members()
         if not all(self._has_left(member) for member in awaited):
             return decisions + self._overdue(awaited, now)
@@ -243,11 +243,11 @@ class Coordinator:
         return decisions + self._next(stayers, now)
 
     def _is_running(self) -> bool:
-        """Return whether a member of the present membership is still running."""
+        """Return whether a member of the current membership is still running."""
         return any(process in self._alive for process in self.membership.processes)
 
     def _has_left(self, member: Member) -> bool:
-        """Return whether a member waits for the membership after the present one."""
+        """Return whether a member waits for the membership after the current one."""
         found = self._ready.get(member.process)
         return found is not None and found.after >= self.membership.number
 
@@ -255,7 +255,7 @@ class Coordinator:
         """Stop the processes on hosts that are excluded after a failure, newcomers whose host is no
         longer listed, and removed processes that do not end.
 
-        Members whose host is no longer listed are not stopped: they leave at a commit.
+        Members on unlisted hosts are not stopped: they leave at a commit.
         """
         members = set(self.membership.processes)
         late = [each for each, when in self._leaving.items() if now >= when and each in self._alive]
@@ -285,7 +285,7 @@ class Coordinator:
         return stayers, leavers
 
     def _lacks_state(self, member: Member) -> bool:
-        """Return whether a member has left the present membership without the state of the job,
+        """Return whether a member has left the current membership without the state of the job,
         because it was interrupted before it had received the state.
         """
         return self._has_left(member) and self._ready[member.process].commits < self._held.least
@@ -393,7 +393,7 @@ class Coordinator:
         return []
 
     def _broken_links(self, stayers: Sequence[Member]) -> list[BrokenLink]:
-        """Return the broken links between members that have left the present membership."""
+        """Return the broken links between members that have left the current membership."""
         unreached = {each.process: self._ready[each.process].unreached for each in stayers}
         return broken_links(self.membership.members, unreached)
 
@@ -479,7 +479,7 @@ class Coordinator:
         ]
 
     def _publish(self, members: tuple[Member, ...], now: float) -> list[Decision]:
-        """Make ``members`` the present membership."""
+        """Make ``members`` the current membership."""
         kept = {member.process for member in members}
         removed = tuple(
             process
@@ -494,7 +494,7 @@ class Coordinator:
         return [Publish(self.membership)]
 
     def _conclude(self) -> list[Decision]:
-        """End the job, because no member of the present membership can continue.
+        """End the job, because no member of the current membership can continue.
 
         Rank 0 usually writes the results, so its success decides.
         """

@@ -6,9 +6,9 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-# Seconds for which no process is started on a host where a process failed before it was a member,
-# or, if it is the job's only host, where a member failed. Doubled after each further process that
-# failed before it was a member, up to LONGEST.
+# Seconds without starts on a host where a process failed before it was a member, or, if it is the
+# job's only host, where a member failed. Doubled after each further process that failed before it
+# was a member, up to LONGEST.
 ONLY_HOST, LONGEST = 1.0, 60.0
 
 
@@ -45,7 +45,7 @@ class HostPool:
         self._list()
 
     def depart(self, host: str) -> None:
-        """Stop using a host that is about to leave, as if it were not listed."""
+        """Stop using a departing host, as if it were not listed."""
         self._departing[host] = math.inf
         self._list()
 
@@ -55,7 +55,7 @@ class HostPool:
         self._list()
 
     def leave_out(self, host: str, now: float) -> None:
-        """Exclude a host from the next commit of its members on, for as long as after a failure."""
+        """Exclude a host from its members' next commit on, for the same time as after a failure."""
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
         self._departing[host] = max(self._departing.get(host, 0.0), now + self._delay(number))
@@ -88,7 +88,7 @@ class HostPool:
         self._banned[host] = now + self._delay(number)
 
     def start_failed(self, host: str, now: float) -> None:
-        """Start no process on a host for a while, because one failed before it was a member."""
+        """Pause starts on a host where a process failed before it was a member."""
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
         self._rest(host, now, min(LONGEST, ONLY_HOST * 2.0 ** min(number, 30)))
@@ -123,7 +123,7 @@ class HostPool:
         )
 
     def left_out(self) -> list[str]:
-        """Return the hosts that are excluded forever, or about to leave."""
+        """Return the hosts that are excluded forever, or leaving."""
         return [host for host in self._found if self._end_of_exclusion(host) == math.inf]
 
     def _end_of_exclusion(self, host: str) -> float:

@@ -61,7 +61,7 @@ def options_of(np: int | None, settings: Settings) -> ElasticOptions:
     options = ElasticOptions(
         np=start,
         min_np=settings.min_np or start,
-        # a rank without a share of the global batch would have nothing to do
+        # a rank without a share of the global batch would be idle
         max_np=settings.max_np or (start if settings.fixed_global_batch else None),
         timeout=settings.elastic_timeout,
         reset_limit=settings.reset_limit or None,

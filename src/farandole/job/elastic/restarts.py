@@ -27,7 +27,7 @@ class RestartingCoordinator(Coordinator):
     ) -> None:
         super().__init__(options, hosts, now, fixed=fixed)
         self._joins = False  # whether any process has waited for a membership
-        self._changed_since = -1.0  # when a restart first would change the ranks; or -1
+        self._changed_since = -1.0  # the time since which a restart would change the ranks; or -1
 
     def ready(
         self, process: int, after: int, commits: int, now: float, unreached: Sequence[int] = ()

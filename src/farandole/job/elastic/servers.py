@@ -43,7 +43,7 @@ class ServerPlan:
         self._replicas = replicas
         self.running: set[ServerProcess] = set()
         self._begun: set[ServerProcess] = set()  # processes that have published their addresses
-        # by server: the processes with its present state, the primary first; empty if all are lost
+        # by server: the processes with its current state, the primary first; empty if all are lost
         self.chains: list[Sequence[int]] = [()] * servers
         self._next = [0] * servers
         self._failures = [0] * servers  # consecutive processes that ended before they had begun

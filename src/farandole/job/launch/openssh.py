@@ -74,7 +74,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (
         EARLY,
         (
-            "it closed the connection before the login ({line}): too many logins start at once"
+            "it closed the connection before the login ({line}): too many simultaneous logins"
             " (MaxStartups of sshd), or it blocks this address (fail2ban, hosts.deny)"
         ),
     ),
@@ -444,7 +444,7 @@ class SshSession:
         return (
             "our program has not started there: a startup file of its shell (~/.bashrc) blocks,"
             f" or ssh runs no command (SessionType, ssh -N); check that `ssh {self.host} true`"
-            f" returns at once{printed}"
+            f" returns immediately{printed}"
         )
 
     def close(self, deadline: float) -> bool:

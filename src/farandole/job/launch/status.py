@@ -21,7 +21,7 @@ class Status:
     """A status without a display, for output that is not watched.
 
     - ``shown``: Whether the status is visible.
-    - ``places``: Where the ranks run.
+    - ``places``: The places of the ranks.
     - ``progress``: The progress that rank 0 has reported.
     """
 
@@ -41,7 +41,7 @@ class Status:
         """Show an image if the display supports it."""
 
     def close(self, how: str = "ended") -> None:
-        """Show the final state: ended, failed or interrupted."""
+        """Show the final state: ended, failed or interrupted (``how``)."""
 
     def _due(self) -> bool:
         now = time.monotonic()

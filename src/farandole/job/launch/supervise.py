@@ -1,6 +1,6 @@
 """Decisions on when a job is over, and how, as a function of events and times.
 
-No I/O and no clock of its own.
+No I/O, and no clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Supervisor:
         return self._np - len(self.codes)
 
     def exiting(self, now: float) -> bool:
-        """Return whether a rank is about to exit because its pipes have just closed."""
+        """Return whether a rank is probably exiting: its pipes have just closed."""
         return any(
             now < when + DRAIN and rank not in self.codes for rank, when in self._closed.items()
         )

@@ -1,7 +1,7 @@
 """The tail of a job: some ranks have ended, and others continue without them. Pure.
 
-An exchange with an ended rank fails by itself. A rank that hangs in an exit handler, in a thread or
-after its last exchange has no such moment, so the driver watches the time.
+An exchange with an ended rank fails. A rank that hangs in an exit handler, in a thread or after its
+last exchange makes no exchange, so the driver watches the time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class JobTail:
         hosts: Sequence[str],
         activity: Mapping[int, str],
     ) -> str:
-        """Return which ranks ended ``seconds`` ago, and what the others do (``activity``)."""
+        """Return a message with the ranks that ended ``seconds`` ago, and the ``activity`` of the
+        others.
+        """
         running = self.running(codes)
         lines = [
             f"{subject(sorted(codes))} ended {seconds:.0f} s ago, and {ranks_named(running)}"

@@ -1,7 +1,7 @@
 """Detects a job whose ranks have loaded a framework but never called ``init()``.
 
-A command runs no code of Farandole before it imports Farandole, so the driver reads which libraries
-the processes of this host have mapped, a few times in the life of a job.
+A command runs none of Farandole's code before importing it, so the driver inspects the libraries
+mapped by the processes of this host, a few times per job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from farandole.job.launch.processes import LocalWorker
 from farandole.job.report import keys
 from farandole.net.store import StoreServer
 
-FIRST = 2.0  # seconds until the first look; each later one waits twice as long as the previous one
+FIRST = (
+    2.0  # seconds until the first check; each later check waits twice as long as the previous one
+)
 # Parts of file names. PyTorch is not among them: its steps are seen in the rank (see ``report``).
 LIBRARIES = {"libtensorflow_": "TensorFlow", "/jaxlib/": "JAX", "libmxnet": "MXNet"}
 
@@ -35,7 +37,7 @@ class UninitializedRanks:
         self._is_over = self._unknown or not job.command
 
     def poll(self, workers: Sequence[Worker]) -> None:
-        """Look for a framework, if it is time and none has been found."""
+        """Look for a framework, if a check is due and none has been found."""
         if self._is_over or time.monotonic() < self._began + self._after:
             return
         self._after *= 2

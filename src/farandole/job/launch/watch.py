@@ -81,7 +81,7 @@ class Watch:
         self._messages: deque[messages.RankMessage] = deque()
         # Outcomes that have arrived but have not been processed.
         self._reported: deque[tuple[int, Outcome]] = deque()
-        self._bereft: set[int] = set()  # ranks that failed because the driver ended other ranks
+        self._bereft: set[int] = set()  # ranks that failed because the driver had ended other ranks
         self._pump = OutputPump(streams, self._on_silent)
         self._signals = DriverSignals(self._pump.wake)
         store.hooks.append(self._on_set)
@@ -257,7 +257,7 @@ class Watch:
         self._servers.poll()
 
     def _report_finished(self) -> None:
-        """Publish the finished ranks for ranks that wait in another ``init()``."""
+        """Publish the finished ranks for ranks that wait in a later ``init()``."""
         finished = sorted(rank for rank, code in self._supervisor.codes.items() if not code)
         self._store.set(keys.FINISHED, json.dumps(finished).encode())
 
@@ -323,7 +323,7 @@ class Watch:
         return None
 
     def _activities(self, workers: Sequence[Worker]) -> dict[int, str]:
-        """Return the present activities of these ranks."""
+        """Return the current activities of these ranks."""
         found = {}
         for worker in workers:
             last = self._streams.last_line(worker.slot.rank)
@@ -393,7 +393,7 @@ class Watch:
             who = ranks_named(ranks) if ranks else "processes that ranks have started"
             self._job.display.note(
                 f"waiting up to {seconds:.0f} s (--grace-seconds) for {who} to end after SIGTERM."
-                "\nCtrl-C ends the job at once."
+                "\nCtrl-C ends the job immediately."
             )
 
     def _end(self, workers: Sequence[Worker]) -> None:
@@ -404,10 +404,10 @@ class Watch:
         return not any(worker.alive() for worker in self._workers)
 
     def _is_over(self) -> bool:
-        """Return whether the job is tidy, and record ranks that lost others because the driver
+        """Return whether no process is left, and record ranks that lost others because the driver
         ended them.
 
-        Not all ranks are signalled at once, and such a rank reports its loss before printing it.
+        Ranks are not signalled simultaneously, and such a rank reports its loss before printing it.
         """
         tidy = self._is_tidy()
         while self._reported:

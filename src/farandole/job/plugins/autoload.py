@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 NAME = "farandole"
-_HOME = "farandole.torch.distributed"  # an upper package, imported when the backend is used
+_HOME = "farandole.torch.distributed"  # a higher package, imported when the backend is used
 
 _REPORT = "farandole.job.report.uninitialized"
 

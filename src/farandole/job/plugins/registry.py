@@ -47,14 +47,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "tensorboard": "farandole.jobs.mirrors.tensorboard:TensorBoardMirror",
         "trackio": "farandole.jobs.mirrors.trackio:TrackioMirror",
     },
-    # How a notebook shows a run: by a function of the run, and as HTML.
+    # The display of a run in a notebook: by a function of the run, and as HTML.
     "view": {
         "cell": "farandole.dashboard.widget.show:show_run",
         "html": "farandole.dashboard.widget.show:html_of_run",
     },
-    # How the driver of a job leaves a run.
+    # The driver's recording of a job as a run.
     "tracking": {"run": "farandole.jobs.tracked:run"},
-    # Subcommands of `farandole` that upper rooms bring.
+    # Subcommands of `farandole` in higher rooms.
     "command": {
         name: f"farandole.jobs.commands.{name}"
         for name in (
@@ -83,8 +83,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
         "ssp": "farandole.strategies.modes.parameter_server:SSP",
     },
-    # By the package that owns an object: the only way from a lower package to an upper one, so that
-    # ``tensorflow`` can handle optimizers and models of Keras.
+    # By the package that owns an object: the only way from a lower package to a higher one, with
+    # which ``tensorflow`` handles Keras's optimizers and models.
     "optimizer": {
         "keras": "farandole.keras.optimizer:DistributedOptimizer",
         "tf_keras": "farandole.keras.tf_keras.optimizer:DistributedOptimizer",
@@ -95,7 +95,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     # The places of elastic jobs, by a launcher whose cluster finds the hosts itself.
     "places": {"spark": "farandole.job.launch.elastic.spark.places:spark_places"},
-    # What a state does at a commit, by a check.
+    # Actions of a state at a commit, by check.
     "commit_check": {
         "replicas": "farandole.checks.replica_repair:ReplicaRepair",
         "stragglers": "farandole.checks.stragglers:StragglerCheck",
@@ -104,7 +104,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
         "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",
     },
-    # Modules that also have a public name in a package below their own.
+    # Modules that also have a public name in a lower package.
     "api": {"keras": "farandole.keras", "tf_keras": "farandole.keras.tf_keras"},
     "callbacks": {
         "keras": "farandole.keras.callbacks",

@@ -7,8 +7,8 @@ from __future__ import annotations
 JOB = "job"  # facts about the job, JSON: command or path, slots
 FUNCTION = "function"  # pickled, with its arguments
 FIRST = "first"  # rank 0's address and a free port there, JSON, for the others
-# Set by ranks that have not called ``init()``: the framework that they have loaded, or empty if the
-# user knows already.
+# Set by ranks that have not called ``init()``: the framework that they have loaded, or empty if it
+# was already reported.
 UNINITIALIZED = "uninitialized"
 FINISHED = "finished"  # set by the driver: ranks whose process ended with exit code 0, JSON
 
@@ -83,7 +83,7 @@ def chain(number: int) -> str:
     return f"servers/chain/{number}"
 
 
-NOW = "membership/now"  # the number of the present membership of an elastic job
+NOW = "membership/now"  # the number of the current membership of an elastic job
 
 
 def membership(number: int) -> str:
@@ -117,7 +117,7 @@ def ready(process: int) -> str:
     return f"ready/{process}"
 
 
-RESCUE = "rescue"  # set by the driver when all hosts are about to leave: rank 0 writes its commit
+RESCUE = "rescue"  # set by the driver when all hosts are leaving: rank 0 writes its commit
 
 
 def rescued(process: int) -> str:
@@ -126,7 +126,7 @@ def rescued(process: int) -> str:
 
 
 def leaving(process: int) -> str:
-    """Return the key set by a process whose host is about to leave (``elastic.notices.Notice``)."""
+    """Return the key set by a process whose host is leaving (``elastic.notices.Notice``)."""
     return f"leaving/{process}"
 
 

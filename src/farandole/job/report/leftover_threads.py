@@ -13,7 +13,9 @@ AFTER = 5.0  # seconds; leftovers that end within that time are not reported
 
 
 def watch() -> None:
-    """Report after some time what this process waits for. Costs nothing without leftovers."""
+    """Report after some time the threads and processes that this process waits for. Costs nothing
+    without leftovers.
+    """
     if leftovers():
         threading.Thread(target=_report, name="farandole-left", daemon=True).start()
 

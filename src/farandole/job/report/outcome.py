@@ -34,7 +34,7 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class Outcome(NamedTuple):
-    """A rank's report of its own end.
+    """A rank's report of its end.
 
     - ``status``: ok, error or victim (the rank failed because another rank left).
     - ``kind``: The class of the error. With status ok, the program caught a victim's error, and its
@@ -145,8 +145,8 @@ def _is_told_by_others(error: BaseException) -> bool:
 
 
 def follows_loss(error: BaseException) -> bool:
-    """Return whether ``error`` is a consequence of the loss of another rank, also if a framework
-    has wrapped it in an error of its own.
+    """Return whether ``error`` is a consequence of the loss of another rank, even if wrapped in a
+    framework's error.
     """
     # The text of an error that a compiled function raised.
     wrapped = f"{HorovodInternalError.__name__}: "

@@ -70,7 +70,7 @@ _reporter = _Reporter()
 
 
 def install(client: ReportStore, rank: int) -> None:
-    """Report this process's end to the driver: an uncaught exception at once, anything else at
+    """Report this process's end to the driver: an uncaught exception immediately, anything else at
     exit.
     """
     known = _reporter.client is not None and _reporter.pid == os.getpid()

@@ -129,7 +129,7 @@ def steps() -> int:
 
 
 def current_epoch() -> Epoch | None:
-    """Return the present epoch; None if no epoch has begun."""
+    """Return the current epoch; None if no epoch has begun."""
     return _progress.current_epoch()
 
 

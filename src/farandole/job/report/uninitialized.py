@@ -1,7 +1,7 @@
-"""Detects ranks that train without ``init()``: each then trains a model of its own.
+"""Detection of ranks that train without ``init()``: each then trains a separate model.
 
-PyTorch's steps are seen by a hook (``job.plugins.autoload``) and reported at the first one. What
-else a function has loaded is reported to the driver when the function has returned.
+PyTorch's steps are seen by a hook (``job.plugins.autoload``) and reported at the first one. Other
+frameworks that a function has loaded are reported to the driver when the function has returned.
 """
 
 from __future__ import annotations

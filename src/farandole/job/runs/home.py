@@ -35,7 +35,7 @@ class RunsHome:
 
     def folder(self, name: str) -> str:
         """Return the path of ``targets``, ``environments``, ``inputs`` or another folder; create it
-        readable by this user alone.
+        readable only by this user.
         """
         return make_private(os.path.join(self.path, name))
 
@@ -84,7 +84,7 @@ class RunsHome:
         return f"{experiment}_{int(time.time())}_{secrets.token_hex(4)}"
 
     def next_number(self) -> int:
-        """Return the next number in the order of submissions, which depends on no clock."""
+        """Return the next number in the order of submissions, independent of clocks."""
         path = os.path.join(self.folder("."), "sequence")
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

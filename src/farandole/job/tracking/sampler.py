@@ -18,8 +18,8 @@ from farandole.job.report import training_progress
 from farandole.job.tracking import tracker, training
 from farandole.job.tracking.gpu import Gpu
 
-LOOK = 1.0  # seconds until the first sample, and between two looks for waits
-EVERY = 5  # looks between two samples
+LOOK = 1.0  # seconds until the first sample, and between two checks for waits
+EVERY = 5  # checks between two samples
 LEAST_WAIT = 2.0  # seconds; shorter waits are part of any training
 _MOST_NAMES = 3  # of the collectives in a record
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -96,7 +96,7 @@ class Sampler:
         self._gpu.close()
 
     def poll(self) -> None:
-        """Record the ranks for which this rank waits, if they have changed since the last look."""
+        """Record the ranks for which this rank waits, if they have changed since the last check."""
         self._note(
             [wait for wait in self._waiting() if wait.seconds >= LEAST_WAIT and wait.missing]
         )

@@ -1,7 +1,7 @@
 """Totals of this process's training, which the sampler records, and facts that are recorded once.
 
-The frameworks' packages count what they see of a training, in a run only. Comparisons of runs use
-these numbers.
+The frameworks' packages count the observed training, in a run only. Comparisons of runs use these
+numbers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Progress within an epoch is one number, ``done``: rows or elements of the whole data if ``fit``
 divides the data among the ranks (``shard=True``), and this rank's batches otherwise. Divided data
 has one order for any set of ranks: the items after ``done`` are distributed round-robin to the
-shares of a global batch. Usually each present rank has one share. A fixed global batch has the same
+shares of a global batch. Usually each current rank has one share. A fixed global batch has the same
 number of shares for any number of ranks, all batches are full, and the batch of a rank consists of
 all of its shares.
 """

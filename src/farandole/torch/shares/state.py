@@ -59,7 +59,7 @@ class ShareState:
         self._buffers = _Buffers(buffers)
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._shares: Shares | None = None
-        self._engine: weakref.ref[Any] | None = None  # of the present membership
+        self._engine: weakref.ref[Any] | None = None  # of the current membership
         self._agreed = False  # its ranks have compared their facts
         self._facts: guarantee.Facts | None = None
         self._reason: str | None = None

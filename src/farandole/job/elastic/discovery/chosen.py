@@ -1,4 +1,4 @@
-"""Choice of a job's discovery from its settings."""
+"""The choice of a job's discovery by its settings."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class HostDiscovery(Protocol):
     """A source of hosts. The driver calls ``find`` every second, on a separate thread."""
 
     def describe(self) -> str:
-        """Return a few words that name the source, for messages."""
+        """Return a short name of the source, for messages."""
 
     def find(self) -> Hosts:
         """Return the available hosts with their slots.

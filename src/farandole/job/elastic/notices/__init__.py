@@ -1,1 +1,1 @@
-"""Preemption notices: warnings that a host is about to leave the job."""
+"""Preemption notices: warnings that a host will soon leave the job."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """A warning that a host is about to leave.
+    """A warning that a host will soon leave the job.
 
     - ``reason``: The source of the warning, such as ``SIGTERM``.
     - ``seconds``: The time left; None if unknown.

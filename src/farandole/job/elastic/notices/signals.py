@@ -17,8 +17,8 @@ class SignalNotices:
     """Handles the signals in ``sources``, after a handler that the program has.
 
     ``on_signal`` is called with the signal's number on a separate thread, because a handler must
-    not communicate. It returns whether the signal is a notice; otherwise the signal has the effect
-    that it had before.
+    not communicate. It returns whether the signal is a notice; otherwise the signal has its
+    previous effect.
     """
 
     def __init__(self, sources: Sequence[Source], on_signal: Callable[[int], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The sources of preemption notices, and the meaning of their answers. Pure.
+"""The sources of preemption notices, and the interpretation of their answers. Pure.
 
 The forms of the answers are from the clouds' documentation: "Spot Instance interruption notices"
 (Amazon EC2), "Preemptible VM instances" (Google Compute Engine), and "Azure Metadata Service:
@@ -59,7 +59,7 @@ def parse_sources(text: str, env: Mapping[str, str] = {}) -> tuple[Source, ...]:
 
     An element is ``signal:USR1``, ``file:/path``, an address that begins with ``http://``, or one
     of ``PRESETS``. ``env``: environment variables; AWS_EC2_METADATA_SERVICE_ENDPOINT and
-    GCE_METADATA_HOST give the addresses of metadata services, as for the clouds' own tools. Raises
+    GCE_METADATA_HOST give the addresses of metadata services, as for the clouds' tools. Raises
     SettingsError for any other text.
     """
     return tuple(_parse(each.strip(), env) for each in text.split(",") if each.strip())

@@ -24,7 +24,7 @@ class Metadata:
         self._name = ""  # Azure's name of this machine
 
     def find(self) -> Notice | None:
-        """Return the present notice; None if there is none.
+        """Return the current notice; None if there is none.
 
         Raises OSError if the service does not answer, and ValueError for an unexpected answer.
         """

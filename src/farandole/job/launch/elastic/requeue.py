@@ -1,4 +1,4 @@
-"""The request to requeue a Slurm job when all its hosts are about to leave."""
+"""The request to requeue a Slurm job when all its hosts are being preempted."""
 
 from __future__ import annotations
 

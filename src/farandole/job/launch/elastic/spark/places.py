@@ -108,8 +108,8 @@ class _Retries:
     """
 
     def __init__(self) -> None:
-        self.has_reported = False  # an attempt of the present job
-        self.until = 0.0  # the end of the present pause; 0: there is none
+        self.has_reported = False  # an attempt of the current job
+        self.until = 0.0  # the end of the current pause; 0: there is none
         self._failures = 0
 
     def report(self) -> None:

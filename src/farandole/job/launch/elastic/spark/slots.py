@@ -63,7 +63,7 @@ class SlotJobs:
         return thread
 
     def prepare(self) -> None:
-        """Mark the jobs that the present thread will submit."""
+        """Mark the jobs that the current thread will submit."""
         group = self._context.getLocalProperty("spark.jobGroup.id") or self._name
         self._context.setJobGroup(group, self._description, interruptOnCancel=False)
         self._context.addJobTag(self._name)

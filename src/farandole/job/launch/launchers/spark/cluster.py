@@ -78,7 +78,7 @@ class SparkCluster:
         return not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true"
 
     def slots(self) -> int:
-        """Return how many tasks can run simultaneously on the present executors."""
+        """Return how many tasks can run simultaneously on the current executors."""
         scala = self._context._jsc.sc()
         return int(
             scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
