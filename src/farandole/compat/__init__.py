@@ -49,7 +49,7 @@ def check_alone(*names: str) -> None:
         )
 
 
-def in_horovods_words(error: JobFailedError) -> str:
+def horovod_message(error: JobFailedError) -> str:
     """Return which process ended how, in the words of Horovod's launcher, which programs search
     for; empty without such a process.
     """
@@ -68,7 +68,7 @@ def with_note(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except JobFailedError as error:
-            error.args = (f"{error}{in_horovods_words(error)}",)
+            error.args = (f"{error}{horovod_message(error)}",)
             raise
 
     return wrapped

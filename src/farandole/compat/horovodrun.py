@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from farandole.compat import HOROVOD, check_alone, config_file, elastic, flags, in_horovods_words
+from farandole.compat import HOROVOD, check_alone, config_file, elastic, flags, horovod_message
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.job.config import Settings
 from farandole.job.config.fields import parse, settings_of
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.exit_code == 128 + signal.SIGPIPE:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
-            sys.stderr.write(f"horovodrun: {error}{in_horovods_words(error)}\n")
+            sys.stderr.write(f"horovodrun: {error}{horovod_message(error)}\n")
         return error.exit_code
     except RendezvousError as error:  # not all hosts reported in time
         sys.stderr.write(f"horovodrun: {error}\n")

@@ -57,7 +57,7 @@ PRIVATE = {
 _PRIVATE = {f"{package}.{name}" for package, names in PRIVATE.items() for name in names.split()}
 
 
-def not_there(module: str) -> ImportError | None:
+def missing_module_error(module: str) -> ImportError | None:
     """Return the error of importing ``module``; None for an unknown module."""
     if module in LATER:
         what, today = LATER[module]
@@ -106,12 +106,12 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return None if not_there(name) is None else ModuleSpec(name, _Loader())
+        return None if missing_module_error(name) is None else ModuleSpec(name, _Loader())
 
 
 class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
-        error = not_there(module.__name__)
+        error = missing_module_error(module.__name__)
         assert error is not None
         raise error
 

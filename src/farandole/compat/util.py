@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from farandole.compat.later import not_there
+from farandole.compat.later import missing_module_error
 from farandole.core.api import capabilities
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
     """
     name = ext_name.removeprefix("horovod.")
     if name not in BINDINGS:
-        raise not_there(f"horovod.{name}") or ImportError(
+        raise missing_module_error(f"horovod.{name}") or ImportError(
             f"Extension {ext_name} has not been built", name=ext_name
         )
     if find_spec(name) is None:

@@ -21,7 +21,7 @@ from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.weights import (
     broadcast_model,
     broadcast_variables,
-    build_alike,
+    build_on_all_ranks,
     local_of,
     numpy_of,
 )
@@ -84,7 +84,7 @@ class KerasState(SavedVariables):
         broadcast_model(self.model, 0)
         sent = {id(each) for each in optimizers_of(self.model)}
         others = [each for each in self._optimizers() if id(each) not in sent]
-        build_alike(self.model, others, WORLD)
+        build_on_all_ranks(self.model, others, WORLD)
         broadcast_variables([variable for each in others for variable in each.variables], 0)
         self._strategies.share()
         received = self._receive()

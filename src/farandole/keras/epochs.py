@@ -202,13 +202,13 @@ class NoExchangeWarning(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._watch.step_ended(lambda: self.model)  # Keras on JAX moves weights into the model
-        self._look_at_epochs()
+        self._report_divided_epochs()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._watch.epoch_ended(lambda: self.model)
-        self._look_at_epochs()
+        self._report_divided_epochs()
 
-    def _look_at_epochs(self) -> None:
+    def _report_divided_epochs(self) -> None:
         """Report epochs divided by ``size()``, once the ranks are known to read the same data."""
         models, self._watch.models = self._watch.models, None
         if models == 1:

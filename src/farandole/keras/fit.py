@@ -168,7 +168,7 @@ def _exchanging(
     """
     self: Any = bound.arguments["self"]
     process_set = process_set_of(self)
-    _look_for_synchronized(self, process_set)
+    _report_synchronized(self, process_set)
     sharded = gradients is not None and gradients.shard
     paths = _agree(
         bound.arguments,
@@ -314,7 +314,7 @@ def _epochs_of(arguments: dict[str, Any]) -> int:
     return int(arguments.get("epochs", 1)) - int(arguments.get("initial_epoch", 0))
 
 
-def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
+def _report_synchronized(model: Any, process_set: ProcessSet) -> None:
     """Report Keras's own BatchNormalization layers: they never synchronize between processes, even
     with ``synchronized=True``.
     """

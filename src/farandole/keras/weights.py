@@ -103,13 +103,13 @@ def broadcast_built(
     local_layers = [layer for _, reducer in reducers_of(model) for layer in reducer.local_layers]
     if share(model._flatten_layers(include_self=False), root_rank, process_set, local_layers):
         make_functions(model)
-    build_alike(
+    build_on_all_ranks(
         model, [each for each in optimizers_of(model) if each is not optimizer], process_set
     )
     broadcast_states(model, shared_variables(model, local_variables), root_rank, process_set)
 
 
-def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> None:
+def build_on_all_ranks(model: Any, held: Sequence[Any], process_set: ProcessSet) -> None:
     """Build, on all ranks, the optimizers that ``model`` holds in addition to its own, if one rank
     has built them.
 

@@ -263,7 +263,7 @@ def _watch(number: Any) -> Any:
 
 def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
     global _last_change
-    _forget_the_dead()
+    _drop_unfetched()
     task = start(*arrays)
     number = next(_numbers)
     running = _running[number] = _Running(task, context.engine(), waiting, threading.Event())
@@ -298,7 +298,7 @@ def _fetch(number: Any) -> list[Any]:
     return list(running.task.result())
 
 
-def _forget_the_dead() -> None:
+def _drop_unfetched() -> None:
     """Drop unfetched collectives of an earlier session of this rank, left by a step that failed
     half-way.
     """

@@ -24,7 +24,7 @@ from farandole.torch.state import broadcast_parameters as broadcast_parameters
 from farandole.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from farandole.torch.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
 
-dynamo.leave_alone("farandole")
+dynamo.exclude("farandole")
 
 if not TYPE_CHECKING:
     __all__ = names.listed(

@@ -277,7 +277,7 @@ class UnwrappedWatch:
             return
         self._count += 1
         if self._count == _EARLY:
-            self._look_early(optimizer)
+            self._take_early_digest(optimizer)
         elif self._count == STEPS - 1:
             _record_reduced()
         if self._count == self._next:
@@ -285,7 +285,7 @@ class UnwrappedWatch:
             self._next += max(_AGAIN, self._next - STEPS)
             self._look(optimizer)
 
-    def _look_early(self, optimizer: Any) -> None:
+    def _take_early_digest(self, optimizer: Any) -> None:
         """Take the digest that ``at_exit`` compares if the program ends soon."""
         if not self._number and not len(distributed):
             parameters = _parameters_of(optimizer)

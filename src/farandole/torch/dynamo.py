@@ -16,7 +16,7 @@ from typing import Any
 _RULES = "torch._dynamo.trace_rules"
 
 
-def leave_alone(package: str) -> None:
+def exclude(package: str) -> None:
     """Exclude ``package`` from compilation: the graph ends before each call into it and continues
     after.
     """

@@ -207,7 +207,7 @@ class _Distributed:
         if self._farandole.reducer is not None:
             self._farandole.catch_up()
             self._farandole.reducer.check_droppable()
-            self._farandole.look_around()
+            self._farandole.update_hooks()
         super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def synchronize(self) -> None:
@@ -234,7 +234,7 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._farandole.look_around()
+        self._farandole.update_hooks()
 
     def end_of_epoch(self) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch").
@@ -407,7 +407,7 @@ class OptimizerState:
             loss_scale.watch()
         self._arrivals = Arrivals(self.reducer)
         self.catch_up = self._arrivals.catch_up
-        self.look_around()
+        self.update_hooks()
 
     def _describe(self, codec: CodecContext) -> None:
         """Let the codec follow the optimizer's momentum."""
@@ -415,7 +415,7 @@ class OptimizerState:
         codec.inner = lambda: inner_optimizer.groups_of(found())
         codec.group_of = lambda: inner_optimizer.places_of(found(), known)
 
-    def look_around(self) -> None:
+    def update_hooks(self) -> None:
         """Hook new and newly trainable parameters, and drop parameters removed from the groups."""
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
@@ -462,7 +462,7 @@ class OptimizerState:
 
     def synchronize(self) -> None:
         if self.reducer is not None:
-            self.look_around()
+            self.update_hooks()
             self.reducer.before_step()
             self._synchronized = True
 
@@ -520,7 +520,7 @@ class OptimizerState:
 
     def _complete(self, reducer: BucketReducer) -> None:
         """Make the gradients of all ranks final."""
-        self.look_around()
+        self.update_hooks()
         if not self._synchronized:
             reducer.before_step()
             return
@@ -550,7 +550,7 @@ class OptimizerState:
 
         def on_all_ranks() -> Any:
             loss = closure()
-            self.look_around()
+            self.update_hooks()
             reducer.before_step()
             if loss is None:
                 return None

@@ -41,7 +41,7 @@ def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
         while missing:
             listener.settimeout(max(0.001, min(LOOK, deadline - time.monotonic())))
             with contextlib.suppress(TimeoutError):
-                if (peer := _came(listener)) in missing:
+                if (peer := _next_arrival(listener)) in missing:
                     missing.discard(peer)
                     continue
             if ended := missing.intersection(siblings.ended()):
@@ -91,7 +91,7 @@ def _announce(job: str, peer: int, own: int) -> bool:
     return False
 
 
-def _came(listener: socket.socket) -> int:
+def _next_arrival(listener: socket.socket) -> int:
     """Return the number of the rank that announces itself, or -1 for an unknown peer. Raises
     TimeoutError.
     """

@@ -242,7 +242,7 @@ def shutdown() -> None:
     handles = sys.exc_info()[0] is not None
     failed = reporter.failed()
     if servers is not None:
-        servers.say_bye(failed)
+        servers.disconnect(failed)
     if not ended.engine.ended and not handles and not failed:
         end = JobEnd(
             rank=ended.placement.rank,

@@ -43,7 +43,7 @@ def leave_servers() -> None:
 def return_to_servers() -> None:
     """Mark this rank as possibly having data again, after all ranks have joined."""
     if session.size() > 1 and (store := session.store()) is not None:
-        access().come_back(store)
+        access().revoke_leave(store)
 
 
 def commit_to_servers(number: int) -> None:

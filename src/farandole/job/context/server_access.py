@@ -64,7 +64,7 @@ class ServerAccess:
         return self._servers
 
     def peer(self, store: StoreClient | None) -> PeerServer:
-        """Return the server that publishes this rank's weights, which ends with ``say_bye``.
+        """Return the server that publishes this rank's weights, which ends with ``disconnect``.
 
         Raises SettingsError without a store.
         """
@@ -114,11 +114,11 @@ class ServerAccess:
         for averages in self._peer.attended if self._peer is not None else ():
             averages.step_away()
 
-    def come_back(self, store: StoreClient) -> None:
+    def revoke_leave(self, store: StoreClient) -> None:
         """Revoke ``leave`` for ranks that have not received a message from this rank yet."""
         store.set(keys.away(self._scope, self._placement.rank), b"back")
 
-    def say_bye(self, failed: bool) -> None:
+    def disconnect(self, failed: bool) -> None:
         """Leave the servers: no other rank waits for this one from then on."""
         self._end_peer(failed)
         servers, self._servers = self._servers, None

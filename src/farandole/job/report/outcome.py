@@ -133,15 +133,15 @@ def _text(error: BaseException) -> str:
 
 def _is_of_a_victim(error: BaseException) -> bool:
     late = isinstance(error, RendezvousError) and error.missing != ()
-    return late or isinstance(error, _OF_A_VICTIM) or _is_told_by_others(error)
+    return late or isinstance(error, _OF_A_VICTIM) or _repeats_farandole_error(error)
 
 
-def _is_told_by_others(error: BaseException) -> bool:
+def _repeats_farandole_error(error: BaseException) -> bool:
     """Return whether the error repeats the text of one of Farandole's errors.
 
     XLA, TensorFlow and autograd callbacks raise their own errors with that text.
     """
-    return not isinstance(error, HorovodInternalError) and tells_of_loss(_text(error))
+    return not isinstance(error, HorovodInternalError) and reports_loss(_text(error))
 
 
 def follows_loss(error: BaseException) -> bool:
@@ -154,7 +154,7 @@ def follows_loss(error: BaseException) -> bool:
     return any(_is_of_a_victim(link) or wrapped in _text(link) for link in chain)
 
 
-def tells_of_loss(text: str) -> bool:
+def reports_loss(text: str) -> bool:
     """Return whether a text, from an error or from output, reports the loss of another rank."""
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 

@@ -46,9 +46,9 @@ class _Reporter:
         try:
             self.client.set(keys.outcome(self.rank), outcome.to_bytes())
         except (HorovodInternalError, OSError):
-            self._report_anew(outcome)
+            self._report_over_new_connection(outcome)
 
-    def _report_anew(self, outcome: Outcome) -> None:
+    def _report_over_new_connection(self, outcome: Outcome) -> None:
         """Report over a new connection, because a shutdown may have closed the client given to
         ``install``.
         """

@@ -46,7 +46,7 @@ def enter(rank: int, size: int, env: MutableMapping[str, str]) -> None:
         env["TMPDIR"] = os.path.join(work, "tmp")
         env["PWD"] = os.getcwd()
         if AZUREML_VARIABLE in env:
-            _speak_azureml(folder, env)
+            _set_azureml_variables(folder, env)
 
 
 def _elastic_node(per_node: int, env: Mapping[str, str]) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def _elastic_node(per_node: int, env: Mapping[str, str]) -> tuple[int, int]:
     return hosts.index(host) + slot // per_node, slot % per_node
 
 
-def _speak_azureml(folder: str, env: MutableMapping[str, str]) -> None:
+def _set_azureml_variables(folder: str, env: MutableMapping[str, str]) -> None:
     """Set the variables of Azure ML's runs, and keep the files that the program writes to ``logs``
     in its working directory.
     """

@@ -15,7 +15,7 @@ class PipelineCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Base class of callbacks that serve the stages of a pipeline."""
 
 
-class TellLogs(PipelineCallback):
+class ShareLogs(PipelineCallback):
     """Pass the last stage's logs of an epoch to all callbacks; it runs before the user's."""
 
     def __init__(self, stages: Stages, end: Callable[[], None]) -> None:

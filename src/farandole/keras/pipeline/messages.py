@@ -87,7 +87,7 @@ class Stages:
         self.first, self.last = number == 0, number == count - 1
         self._wire = messages
 
-    def speaks_over(self, messages: Messages | None) -> bool:
+    def switch_to(self, messages: Messages | None) -> bool:
         """Use ``messages`` from now on. Return whether they were already in use."""
         before, self._wire = self._wire, messages
         return before is messages

@@ -20,7 +20,7 @@ from farandole.keras.files import ORBAX, path_of, written_once
 from farandole.keras.fit import around, flat
 from farandole.keras.optimizer import confined
 from farandole.keras.pipeline import chain
-from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs
+from farandole.keras.pipeline.callbacks import PipelineCallback, ShareLogs, StopTogether
 from farandole.keras.pipeline.computation import on_backend
 from farandole.keras.pipeline.messages import Kind, Stages, Topic
 from farandole.keras.pipeline.steps import Steps, Whole
@@ -117,7 +117,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             jit_compile=False,
             **options,
         )
-        self._own.begin_anew(eager=run_eagerly)
+        self._own.reset(eager=run_eagerly)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as ``keras.Model.fit`` does. All callbacks of all ranks see the same epoch logs,
@@ -128,7 +128,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         users = flat(callbacks)
         self._own.meet()
         self._agree(bound.arguments, users)
-        first, last = [TellLogs(self._own.wire, self._end)], [StopTogether()]
+        first, last = [ShareLogs(self._own.wire, self._end)], [StopTogether()]
         around(bound, callbacks, first, last, PipelineCallback)
         paths = allgather_object([path_of(callback) for callback in users])
         with written_once(users, paths, context.rank()), self._together():
@@ -199,7 +199,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         with self._together():
             if not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
-            x, y, sample_weight = self._dealt(data)
+            x, y, sample_weight = self._stage_batch(data)
             whole = self._own.steps.train(
                 x,
                 lambda whole: self._loss(whole, y, sample_weight),
@@ -210,7 +210,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     def test_step(self, data: Any) -> dict[str, Any]:
         with self._together():
-            x, y, sample_weight = self._dealt(data)
+            x, y, sample_weight = self._stage_batch(data)
             whole = self._own.steps.forward(Kind.TEST, x)
             if whole is not None:
                 whole = whole._replace(loss=self._loss(whole, y, sample_weight))
@@ -241,7 +241,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     # One batch.
 
-    def _dealt(self, data: Any) -> tuple[Any, Any, Any]:
+    def _stage_batch(self, data: Any) -> tuple[Any, Any, Any]:
         """Return this stage's part of a batch: the inputs on the first stage, and the first stage's
         targets on the last. Other stages only use their own targets, to build metrics.
         """
@@ -390,7 +390,7 @@ class _Own:
         self.losses: list[Any] = []
         self.logs: dict[str, Any] = {}  # the last stage's
         self.depth = 0  # nesting depth of the calls of users and Keras that this rank is in
-        self.begin_anew(eager=False)
+        self.reset(eager=False)
 
     def _messages(self) -> Messages | None:
         """Return the messages among the ranks of this pipeline."""
@@ -407,13 +407,13 @@ class _Own:
         if (
             self.depth
             or (apart and len(self._pipelines) > 1)
-            or self.wire.speaks_over(self._messages())
+            or self.wire.switch_to(self._messages())
         ):
             return
         self.steps.forget()
         self.logs = {}
 
-    def begin_anew(self, *, eager: bool) -> None:
+    def reset(self, *, eager: bool) -> None:
         """Reset the state, because the model was compiled."""
         into, out = (str(tensors[0].dtype) for tensors in (self.layers.inputs, self.layers.outputs))
         self.steps = Steps(

@@ -103,7 +103,7 @@ class Steps:
     def end(self) -> None:
         """Announce the end of batches on the first stage; receive the announcement on others."""
         if not self._stages.first:
-            self._heard(Kind.END, 0)
+            self._next_head(Kind.END, 0)
         if not self._stages.last:
             self._stages.send_head(Head(Kind.END))
 
@@ -141,7 +141,7 @@ class Steps:
     def _arrivals(self, kind: Kind) -> Iterator[tuple[Head, int, Any, Any]]:
         counts, number = [0], 0
         while number < len(counts):
-            head, before = self._heard(kind, number), self._stages.number - 1
+            head, before = self._next_head(kind, number), self._stages.number - 1
             inputs = self._stages.receive(before, Topic.FORWARD, head.shape, self._dtype_in)
             mask = (
                 self._stages.receive(before, Topic.FORWARD, head.mask, "bool")
@@ -157,7 +157,7 @@ class Steps:
             )
             number += 1
 
-    def _heard(self, kind: Kind, number: int) -> Head:
+    def _next_head(self, kind: Kind, number: int) -> Head:
         """Receive the next header from the previous stage. Raises ValueError if that stage runs
         another kind of batch.
         """

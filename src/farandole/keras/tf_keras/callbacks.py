@@ -36,8 +36,8 @@ from farandole.keras.tf_keras.optimizer import (
     state_of,
 )
 from farandole.keras.tf_keras.slots import (
+    align_slots,
     make_slots,
-    make_slots_alike,
     slots_of,
     state_variables,
     variables_of,
@@ -121,9 +121,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
             layers = [layer for each in optimizers for layer in local_layers_of(each)]
             if share(self.model._flatten_layers(include_self=False), self.root_rank, WORLD, layers):
                 make_functions(self.model)
-        make_slots_alike(
-            self.model, [each for each in optimizers if each is not self.model.optimizer]
-        )
+        align_slots(self.model, [each for each in optimizers if each is not self.model.optimizer])
         states = [state_variables(each) for each in optimizers]
         local = [
             *(ref.deref() for ref in self._local),

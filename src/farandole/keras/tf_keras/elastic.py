@@ -21,10 +21,10 @@ from farandole.keras.saved_variables import SavedVariables
 from farandole.keras.strategy_states import StrategyStates
 from farandole.keras.tf_keras.optimizer import all_optimizers_of, local_of, plain_class, state_of
 from farandole.keras.tf_keras.slots import (
+    align_slots,
     innermost,
     keys_of,
     make_slots,
-    make_slots_alike,
     numbered_state,
     state_variables,
     variables_of,
@@ -75,9 +75,7 @@ class KerasState(SavedVariables):
         super().restore()
 
     def sync(self) -> None:
-        make_slots_alike(
-            self.model, [each for each in self._optimizers() if each is not self.optimizer]
-        )
+        align_slots(self.model, [each for each in self._optimizers() if each is not self.optimizer])
         if context.size() > 1 and share(self.model._flatten_layers(include_self=False), 0, WORLD):
             make_functions(self.model)
         self._strategies.merge()

@@ -87,7 +87,7 @@ def DistributedOptimizer(
             " TF_USE_LEGACY_KERAS"
         )
     if options.strategy is not None:
-        _check_steps_alike(options.strategy, scaled=hasattr(optimizer, "get_scaled_loss"))
+        _check_exchangeable(options.strategy, scaled=hasattr(optimizer, "get_scaled_loss"))
     reducer = VariableReducer("DistributedOptimizer", options)
     base = type(optimizer)
     made: Any = object.__new__(
@@ -249,7 +249,7 @@ def _scaled(optimizer: Any) -> bool:
     return outside or hasattr(optimizer, "get_scaled_loss")
 
 
-def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
+def _check_exchangeable(strategy: Strategy, *, scaled: bool) -> None:
     """Raise ValueError if weights cannot be exchanged."""
     if scaled:
         raise ValueError(NO_STRATEGY.format(spec=strategy.spec))
@@ -319,7 +319,7 @@ class _OptimizerState:
         """Call ``apply()``, which changes ``variables``, and exchange weights after it."""
         if self.exchange is None or self.reducer.trains_alone():
             return apply()
-        _check_steps_alike(
+        _check_exchangeable(
             self.reducer.options.strategy,  # type: ignore[arg-type]
             scaled=_scaled(optimizer),
         )

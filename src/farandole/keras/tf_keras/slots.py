@@ -50,7 +50,7 @@ def numbered_state(optimizer: Any) -> dict[Any, Any]:
     }
 
 
-def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
+def align_slots(model: Any, held: Sequence[Any]) -> None:
     """Make the same slots on all ranks for optimizers that ``model`` holds in addition to its own.
 
     Such an optimizer creates slots in its first step, which may be a later batch. If one rank

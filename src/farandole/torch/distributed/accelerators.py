@@ -48,7 +48,7 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
     return backend
 
 
-def being_made(group: Any) -> bool:
+def is_being_created(group: Any) -> bool:
     """Return whether torch is still creating the group: with ``init_process_group(device_id=...)``,
     it requests a backend during the creation, to connect early.
     """

@@ -186,7 +186,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         kind = torch.device(device).type
         return (
             self
-            if kind == "cpu" or accelerators.being_made(self)
+            if kind == "cpu" or accelerators.is_being_created(self)
             else self._accelerator_backend(kind)
         )
 

@@ -65,7 +65,7 @@ class ShareState:
         self._reason: str | None = None
         self._left = False  # for another optimizer
         self.start_over()
-        self.look_around()
+        self.update_hooks()
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
         for one in (optimizer, original()):
             schedules.follow(one, _open_of(weakref.ref(self)))
@@ -226,7 +226,7 @@ class ShareState:
         self.steps += 1
         self._counter.steps += 1
         self._forget_step()
-        self.look_around()
+        self.update_hooks()
 
     def check_droppable(self) -> None:
         """Raise AssertionError if the program would drop the gradients of the global batch."""
@@ -243,7 +243,7 @@ class ShareState:
             "..., dtype=torch.bfloat16)), which needs no scaling, or GradScaler(enabled=False)"
         )
 
-    def look_around(self) -> None:
+    def update_hooks(self) -> None:
         """Hook parameters that are new or newly trainable."""
         for index, parameter in enumerate(self._parameters()):
             if parameter.requires_grad and id(parameter) not in self._hooks:

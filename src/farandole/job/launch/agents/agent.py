@@ -233,7 +233,7 @@ class Agent:
             with Pipes(self._wake_in) as pipes:
                 followed: list[Followed] = []
                 beat = 0.0
-                while self._obey(sender):
+                while self._execute_orders(sender):
                     if time.monotonic() > beat:
                         sender.put("beat", b"")
                         beat = time.monotonic() + BEAT
@@ -247,7 +247,7 @@ class Agent:
         finally:
             sender.finish()
 
-    def _obey(self, sender: Sender) -> bool:
+    def _execute_orders(self, sender: Sender) -> bool:
         """Execute pending orders; False once dismissed."""
         while not self._orders.empty():
             order = self._orders.get()

@@ -101,11 +101,11 @@ class RemoteWorker:
             self._ends = None
 
     def poll(self) -> int | None:
-        self._registry.look_after(self)
+        self._registry.check_agent(self)
         return self.code
 
     def alive(self) -> bool:
-        self._registry.look_after(self)
+        self._registry.check_agent(self)
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
     def activity(self) -> str:
@@ -238,7 +238,7 @@ class AgentRegistry:
 
     # ---- requests of the driver ----
 
-    def look_after(self, worker: RemoteWorker) -> None:
+    def check_agent(self, worker: RemoteWorker) -> None:
         """Report why a worker's agent was lost, as soon as the cluster has given the reason.
 
         The first lost worker is the cause, because some clusters then end the others.
@@ -248,7 +248,7 @@ class AgentRegistry:
         why, now = self._gone(worker.agent), time.monotonic()
         seconds = self.pulse.poll(worker.agent, now)
         if why is None and seconds >= BEAT:
-            why = self._listen_for(worker.agent, seconds)
+            why = self._check_silence(worker.agent, seconds)
             if why is not None:
                 worker.lost_at = worker.lost_at or now
         if (
@@ -271,7 +271,7 @@ class AgentRegistry:
             worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}"
         )
 
-    def _listen_for(self, index: int, seconds: float) -> str | None:
+    def _check_silence(self, index: int, seconds: float) -> str | None:
         """Report an agent that has been silent for that time. Return why it is lost, if it is."""
         ranks = [worker for worker in self._of[index] if not worker.serves]
         has_ended = all(worker.reported for worker in ranks)
@@ -364,7 +364,7 @@ class AgentRegistry:
             number, self._lines = self._lines, self._lines + 1
         self._store.set(f"agent/{first}/log/{number}", data)
 
-    def send_away(self, index: int, error: str = "") -> None:
+    def dismiss_one(self, index: int, error: str = "") -> None:
         """Dismiss one agent. With ``error``, the cluster counts its place as failed."""
         self.order(index, {"do": "bye", "error": error})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import StalledError, ranks_named
-from farandole.job.report.outcome import SILENT, Outcome, tells_of_loss
+from farandole.job.report.outcome import SILENT, Outcome, reports_loss
 
 # An error of a rank that ends the job because another rank kept it waiting.
 _STALLED = StalledError.__name__
@@ -140,7 +140,7 @@ def rank_states(events: Sequence[Event], tails: Mapping[int, str], size: int) ->
             outcome=known.outcome if event.outcome is None else event.outcome,
             code=known.code if event.code is None else event.code,
         )
-    return [rank._replace(lost_another=tells_of_loss(tails.get(rank.rank, ""))) for rank in ranks]
+    return [rank._replace(lost_another=reports_loss(tails.get(rank.rank, ""))) for rank in ranks]
 
 
 def subject(ranks: Sequence[int]) -> str:

@@ -307,7 +307,7 @@ class SparkPlaces:
 
     def _send_away(self, host: _Host, error: str) -> None:
         del self._hosts[host.index]
-        self._registry.send_away(host.index, error)
+        self._registry.dismiss_one(host.index, error)
 
     def _explain_losses(self) -> None:
         for host in list(self._lost):
