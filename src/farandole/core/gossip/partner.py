@@ -189,8 +189,8 @@ class Partner:
         if time.monotonic() - self._unknown_since > APART:
             self._unknown_since = math.inf
             logger.warning(
-                "rank %d has averaged nothing with rank %d for %.0f s: only one of them has"
-                " added, frozen or unfrozen parameters. Do that on all ranks in the same step",
+                "rank %d has averaged nothing with rank %d for %.0f s, because only one of them"
+                " has added, frozen or unfrozen parameters. Do so on all ranks in the same step",
                 self._caller.rank,
                 self.rank,
                 APART,

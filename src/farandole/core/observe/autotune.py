@@ -232,8 +232,8 @@ class Tuner(Observer):
     def close(self) -> None:
         if not self.done and self._begin is not None:
             logger.warning(
-                "autotune has not finished: the job was too short, and its sizes are not known to"
-                " be the fastest. Train for more steps, or lower --autotune-bayes-opt-max-samples"
+                "autotune has not finished: the job was too short to find the fastest sizes."
+                " Train for more steps, or lower --autotune-bayes-opt-max-samples"
                 " (%d) or --autotune-steps-per-sample (%d)",
                 self._settings.autotune_bayes_opt_max_samples,
                 self._settings.autotune_steps_per_sample,

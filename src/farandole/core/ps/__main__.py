@@ -60,9 +60,9 @@ def main() -> int:
 def _serve_elastic(
     number: int, place: int, connection: Connection, settings: Settings, listening: list[str]
 ) -> int:
-    """Serve shard ``number`` of an elastic job as its process ``place``, counted from 0, until
-    another process has replaced this one. The driver names the first primary, and replaces
-    processes that have ended; each later process becomes a replica.
+    """Serve shard ``number`` of an elastic job as process ``place``, counted from 0, until another
+    process replaces this one. The driver names the first primary, and replaces processes that have
+    ended; each later process becomes a replica.
     """
     store, waiting = (
         StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
@@ -91,7 +91,7 @@ def _serve_elastic(
 
 
 def _own(store: StoreClient, settings: Settings) -> list[str]:
-    """Return this host's addresses for the ranks. The host is not the driver's."""
+    """Return this host's addresses for the ranks, on a host other than the driver's."""
     at = interfaces.offered(store.host, settings.network_interfaces)
     return [interfaces.parted(address)[0] for address in at.split(",")]
 

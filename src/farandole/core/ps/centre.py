@@ -1,4 +1,4 @@
-"""The centre's numbers: a server's share of the weights, of its optimizer's state, and of the
+"""The centre's values: a server's share of the weights, the optimizer's state and the
 statistics.
 """
 
@@ -14,7 +14,7 @@ from farandole.core.ps.clocks import Clocks, Fate, PushDecision
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-BETA, EPSILON = 0.999, 1e-8  # of Adam; EPSILON also of Adagrad
+BETA, EPSILON = 0.999, 1e-8  # Adam's constants; EPSILON is also Adagrad's
 KINDS = {"momentum": 1, "adagrad": 1, "adam": 2}  # arrays kept for each array of weights
 
 
@@ -30,11 +30,12 @@ class OptimizerState(NamedTuple):
 class Centre:
     """One server's share of a centre.
 
-    ``clocks``: the decisions about pushes; ``values``: flat arrays, which the centre keeps. The
-    last ``statistics`` of them are untrained: ranks push their values, not their changes.
+    ``clocks``: the decisions on pushes; ``values``: flat arrays, which belong to the centre
+    afterwards. The last ``statistics`` of them are untrained: ranks push their values, not their
+    changes.
 
-    The pushes of a synchronous step are added up in the order of ranks, regardless of the order of
-    arrival, so that two equal runs end with the same bits.
+    The pushes of a synchronous step are added up in the order of ranks, not of arrival, so that
+    equal runs are bitwise identical.
     """
 
     def __init__(self, clocks: Clocks, values: Sequence[Array], statistics: int = 0) -> None:
@@ -44,7 +45,7 @@ class Centre:
         rule = clocks.rule
         self._trained = len(self.values) - statistics
         self._sums = [np.zeros_like(value) for value in self.values] if rule.sync else []
-        # collected pushes that are not in the sums yet, because a lower rank is awaited
+        # collected pushes not added to the sums yet, because a lower rank is awaited
         self._held: dict[int, Sequence[Array]] = {}
         self._summed: set[int] = set()  # ranks whose pushes are in the sums
         self._kept = [
@@ -64,7 +65,7 @@ class Centre:
         self._kept = [[one.copy() for one in kept] for kept in state.kept]
 
     def continued(self, clocks: Clocks) -> Centre:
-        """Return this centre, with its weights and its optimizer's state, for other ranks. This
+        """Return this centre, with its weights and its optimizer's state, for different ranks. This
         object must not be used afterwards.
         """
         after = Centre(clocks, self.values, len(self.values) - self._trained)
@@ -72,8 +73,8 @@ class Centre:
         return after
 
     def collected(self) -> tuple[list[int], list[int], list[Array]]:
-        """Return the incomplete step: the ranks whose pushes are held, the ranks whose pushes are
-        in the sums, and the arrays of the sums and of the held pushes.
+        """Return the incomplete step: the ranks of held pushes, the ranks in the sums, and the
+        arrays of the sums and the held pushes.
         """
         held = sorted(self._held)
         arrays = [*self._sums, *(array for rank in held for array in self._held[rank])]
@@ -93,8 +94,8 @@ class Centre:
         """Handle a push, and return its decision, see ``Clocks.push``.
 
         ``changes``: the changes of the weights since the pull of version ``pulled``, then the
-        statistics. The centre may overwrite the arrays; the caller may not before the rank gets
-        its answer.
+        statistics. The centre may overwrite the arrays; the caller must not do so before the rank's
+        answer is sent.
         """
         decision = self.clocks.push(rank, number, pulled)
         if decision.fate is Fate.APPLY:
@@ -110,13 +111,13 @@ class Centre:
         return decision
 
     def leave(self, rank: int, *, for_good: bool) -> None:
-        """Record that a rank left, see ``Clocks.leave``, and apply the pushes that this
-        completes.
+        """Record that a rank left (see ``Clocks.leave``), and apply the pushes of a step completed
+        by this.
         """
         self._finish(self.clocks.leave(rank, for_good=for_good))
 
     def flush(self, rank: int, number: int, changes: Sequence[Array]) -> None:
-        """Add a rank's changes since its last pull, outside of the step count. The rank counts as
+        """Add a rank's changes since its last pull without counting a step. The rank counts as
         joined afterwards.
 
         Changes of weights are multiplied by the learning rate and added, without a step of the
@@ -130,7 +131,7 @@ class Centre:
             for place, (value, change) in enumerate(zip(self.values, changes, strict=True)):
                 value += (scale if place < self._trained else share) * change
         self.clocks.settled.add(rank)
-        # also if its number repeats the number of an interrupted push
+        # also after an interrupted push of the same number
         self.leave(rank, for_good=False)
 
     def _add_in_order(self) -> None:

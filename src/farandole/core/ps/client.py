@@ -1,4 +1,4 @@
-"""The client of the job's parameter servers, on each rank."""
+"""Each rank's client of the job's parameter servers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """The result of a push. ``staleness``: the updates of the centre that this rank had not seen,
-    at the server with the most; ``dropped``: the push came too late to count.
+    """The result of a push. ``staleness``: the number of centre updates since this rank's last
+    pull, at the server with the most; ``dropped``: whether the push came too late to count.
     """
 
     staleness: int
@@ -38,10 +38,10 @@ class Pushed(NamedTuple):
 class Servers:
     """All servers of the job.
 
-    ``addresses``: for each server, its own and its replicas'; ``host``: the address of the job's
-    store for this rank; ``scope``: this rank's current session in the job; ``patience``: see
-    ``ServerConnection``. ``look_up``: in an elastic job, returns the present addresses of a server,
-    given its number.
+    ``addresses``: for each server, the addresses of the server and its replicas; ``host``: the
+    address of the job's store for this rank; ``scope``: this rank's current session in the job;
+    ``patience``: see ``ServerConnection``. ``look_up``: in an elastic job, returns the present
+    addresses of the server with a number.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Servers:
 
         ``codec``: compresses pushes; ``after``: the optimizer's previous centre. ``commit``: the
         number of the commit to which the ranks of an elastic job have returned; the centre takes
-        over from the one of the previous membership (-1: from none). Raises ValueError if the
-        weights or the strategy differ between ranks.
+        over from the previous membership's centre (-1: from none). Raises ValueError if the weights
+        or the strategy differ between ranks.
         """
         # each process set counts its own optimizers
         name += f"/{','.join(map(str, ranks))}"
@@ -104,9 +104,9 @@ class Servers:
     def speaking(self) -> Iterator[None]:
         """Let one thread at a time send requests and receive answers.
 
-        An exception leaves answers unread, which later requests would take for their own, so all
-        connections are closed. After an interrupt they are opened again at once, because servers
-        give up ranks that stay away.
+        An exception leaves unread answers, which later requests would mistake for theirs, so all
+        connections are closed. After an interrupt they are reopened immediately, because servers
+        give up absent ranks.
         """
         with self._lock:
             try:
@@ -121,16 +121,16 @@ class Servers:
 
     @property
     def follows_centre(self) -> bool:
-        """True if a centre is asynchronous, so that it is never rolled back."""
+        """True if a centre is asynchronous, and therefore never rolled back."""
         return any(not client.rule.sync for client in self._clients)
 
     def commit(self, number: int) -> None:
-        """Let the servers keep the states of their optimizers, for a rank's commit ``number``."""
+        """Make the servers keep the states of their optimizers for a rank's commit ``number``."""
         if any(client.rule.sync and client.rule.optimizer in KINDS for client in self._clients):
             self._tell({"do": "commit", "number": number})
 
     def leave(self) -> None:
-        """Stop other ranks from waiting for this one until it pushes again."""
+        """Stop other ranks from waiting for this rank until it pushes again."""
         self._tell({"do": "leave"})
 
     def _tell(self, message: Message) -> None:
@@ -188,7 +188,7 @@ class CentreClient:
         self._codec = codec
         self._staleness = Staleness()
         self.rule = rule
-        self._resumed = False  # whether the next push has to begin with the centre instead
+        self._resumed = False  # whether the next push only fetches the centre
         arrays = [*weights, *statistics]
         self._sizes = [array.size for array in arrays]
         labels = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
@@ -201,15 +201,15 @@ class CentreClient:
             Share(server, own, tensors, codec)
             for server, own in zip(servers.servers, pieces, strict=True)
         ]
-        self._still = [array.copy() for array in statistics]  # as of the last answer
-        self._number = 0  # of the last answered push or flush
-        self._versions = [0] * len(self._shares)  # of the last answers
+        self._still = [array.copy() for array in statistics]  # values in the last answer
+        self._number = 0  # number of the last answered push or flush
+        self._versions = [0] * len(self._shares)  # versions in the last answers
         described = [
             [name, array.shape, array.dtype.name]
             for name, array in zip(labels, arrays, strict=True)
         ]
         by = "" if codec is None else codec.spec
-        codec_of_pushes(by)  # raise errors here rather than on the servers
+        codec_of_pushes(by)  # raise errors here, not on the servers
         before = "" if after is None else after._name
         self._hello(
             lambda share: {
@@ -225,7 +225,7 @@ class CentreClient:
 
         ``first``: the initial weights, in case the centre needs them. The first push to the centre
         of an earlier membership only fetches the centre, and counts as dropped: the changes may
-        contain a push of that membership, which the centre has perhaps taken.
+        contain a push of that membership that the centre has already applied.
         """
         if self._catch_up(changes, first):
             self._staleness.see(0, dropped=True)
@@ -241,9 +241,8 @@ class CentreClient:
     def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
         """Push outside of the step count, without waiting for other ranks.
 
-        Statistics are sent as changes, too: the values of a rank that has stopped are in the centre
-        already, and are older than the centre's own. The first call after a change of ranks: see
-        ``push``.
+        Statistics are sent as changes, too: a stopped rank's values are already in the centre, and
+        older than the centre's values. For the first call after a change of ranks, see ``push``.
         """
         if self._catch_up(changes, first):
             return Pushed(0, False)
@@ -260,8 +259,8 @@ class CentreClient:
         self._run("pull", into, ())
 
     def _catch_up(self, into: Sequence[Array], first: Sequence[Array]) -> bool:
-        """Copy the centre of an earlier membership into ``into``, once; return whether this was
-        done.
+        """Copy the centre of an earlier membership into ``into``, only once; return whether it was
+        copied.
         """
         resumed, self._resumed = self._resumed, False
         if resumed:
@@ -298,9 +297,9 @@ class CentreClient:
         """Send a request to all servers, then receive all answers into ``arrays``.
 
         The number advances once all servers have answered. An interrupted request is sent again
-        under the same number, with the changes since, and a server that has handled it already does
-        not count it twice. The codec's state advances at the same time; for a push that came too
-        late at a server, it keeps the previous state.
+        under the same number, including later changes, and a server that has already handled it
+        does not count it twice. The codec's state advances at the same time, but not for a push
+        that came too late at a server.
         """
         self._compare(arrays)
         if what != "pull":
@@ -378,6 +377,8 @@ class CentreClient:
 
 
 def _flat(arrays: Sequence[Array]) -> list[Array]:
-    """Return flat views. Non-contiguous arrays would be copied, and answers would be lost."""
+    """Return flat views. Non-contiguous arrays are refused: they would be copied, and answers would
+    be lost.
+    """
     assert all(array.flags.c_contiguous for array in arrays)
     return [array.reshape(-1) for array in arrays]

@@ -1,7 +1,7 @@
-"""Decisions on which pushes to a centre count and which ranks wait: a state machine without I/O,
-time or weights.
+"""Decisions on pushes to a centre and on waiting ranks: a state machine without I/O, time or
+weights.
 
-A server and its replicas see the same events in the same order, and so reach the same state.
+A server and its replicas receive the same events in the same order, so they reach the same state.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ OPTIMIZERS = ("add", "sgd", "momentum", "adagrad", "adam")
 class Rule(NamedTuple):
     """The rule by which a centre accepts pushes, the same for all ranks.
 
-    ``sync``: step by step, from all but ``backup`` ranks; else each push at once. ``bound``: the
+    ``sync``: in steps, from all but ``backup`` ranks; else each push immediately. ``bound``: the
     number of clocks by which a rank may be ahead of the slowest; -1: no bound. ``damp``: scale
-    pushes by 1 / staleness. ``optimizer``: takes a push as its (negative) gradient; "add" adds it.
+    pushes by 1 / staleness. ``optimizer``: uses a push as its (negative) gradient; "add" adds it.
     """
 
     sync: bool = False
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
 class Fate(enum.Enum):
     """The fate of a push. APPLY: apply it to the centre now. COLLECT: apply it with other ranks'
-    pushes. DROP: it came too late. AGAIN: it is a repetition, because its rank did not receive the
+    pushes. DROP: it came too late. AGAIN: its rank repeats it, because it did not receive the
     answer.
     """
 
@@ -58,8 +58,8 @@ class Fate(enum.Enum):
 
 class PushDecision(NamedTuple):
     """The decision on a push. ``staleness``: updates of the centre since the rank's last pull.
-    ``complete``: the number of collected pushes in the step that is complete now; 0: more are
-    awaited. ``dropped``: the push came too late, now or at its first arrival.
+    ``complete``: the number of collected pushes in the completed step; 0: more are awaited.
+    ``dropped``: the push came too late, now or at its first arrival.
     """
 
     fate: Fate
@@ -80,13 +80,13 @@ class Clocks:
         self.rule = rule
         self.version = 0
         self.clocks = dict.fromkeys(ranks, 0)  # pushes, by rank
-        self.gone: set[int] = set()  # ranks that have ended, or left in order
+        self.gone: set[int] = set()  # ranks that have ended or left in order
         self.joined: set[int] = set()  # ranks that wait until all have joined
-        self.settled: set[int] = set()  # joined ranks that have flushed, as all joined ranks do
-        # ranks that push to another centre from now on; they are gone here
+        self.settled: set[int] = set()  # joined ranks that have flushed, as all of them do
+        # ranks that push to a different centre from now on; here they are gone
         self.moved: set[int] = set()
-        self._numbers = dict.fromkeys(ranks, 0)  # of the last event of each rank
-        self._decisions: dict[int, PushDecision] = {}  # the decision on that event, if it is a push
+        self._numbers = dict.fromkeys(ranks, 0)  # number of each rank's last event
+        self._decisions: dict[int, PushDecision] = {}  # the decision on that event if it is a push
         self._pulled = dict.fromkeys(ranks, 0)  # the version that each rank pulled last
         self._arrived: set[int] = set()  # ranks with a collected push for the current step
 
@@ -109,8 +109,8 @@ class Clocks:
         }
 
     def seen(self, rank: int, number: int) -> bool:
-        """Return whether this event of the rank is a repetition. Raises WireError if it is not the
-        next one either.
+        """Return whether this event of the rank is a repetition. Raises WireError if it is neither
+        that nor the next event.
         """
         last = self._numbers[rank]
         if number not in (last, last + 1):
@@ -123,10 +123,10 @@ class Clocks:
         return number == last
 
     def push(self, rank: int, number: int, pulled: int) -> PushDecision:
-        """Decide a push. ``number``: of the rank's event, from 1; ``pulled``: the version that the
-        rank pulled before.
+        """Decide a push. ``number``: the number of the rank's event, from 1; ``pulled``: the
+        version last pulled by the rank.
 
-        A repeated push is not counted, and gets the same answer as the first time.
+        A repeated push is not counted again, and gets the same answer.
         """
         if self.seen(rank, number):
             first = self._decisions.get(rank, PushDecision(Fate.AGAIN))
@@ -153,20 +153,20 @@ class Clocks:
         return PushDecision(Fate.COLLECT, 0, self._completed())
 
     def leave(self, rank: int, *, for_good: bool) -> int:
-        """Record that a rank pushes no more, or not before all others have joined, so that no rank
-        waits for it.
+        """Record that a rank will not push again (at least until all others have joined), so that
+        no rank waits for it.
 
-        Return the number of collected pushes in the step that this completes; 0: none.
+        Return the number of collected pushes in a step completed by this; 0: none.
         """
         (self.gone if for_good else self.joined).add(rank)
         return self._completed()
 
     def stray(self, *, late: bool = False) -> tuple[int, int] | None:
-        """Return a rank that continues here and a rank that moved to another centre after fewer
-        pushes: one of them would never get an answer. None if there is no such pair.
+        """Return a rank that continues here and a rank that moved to a different centre after fewer
+        pushes: one of them would never get an answer. None without such a pair.
 
-        Where no rank waits, the pair is detected only when all flush, or if the push is ``late``:
-        ranks need not take the same number of steps.
+        If no rank waits, the pair is detected only when all ranks flush, or if the push is
+        ``late``: ranks need not take the same number of steps.
         """
         slack = 0 if self.rule.sync or late else self.rule.bound
         for other in sorted(self.moved - self.settled):
@@ -192,7 +192,7 @@ class Clocks:
         return min((self.clocks[rank] for rank in self.here()), default=0)
 
     def awaited(self, rank: int) -> list[int]:
-        """Return the ranks that this one is waiting for."""
+        """Return the ranks awaited by ``rank``."""
         if self.ready(rank):
             return []
         here = [other for other in self.here() if other != rank]
@@ -201,7 +201,7 @@ class Clocks:
         return [other for other in here if self.clocks[rank] - self.clocks[other] > self.rule.bound]
 
     def _come_back(self, rank: int) -> None:
-        """Reset the joins if a joined rank pushes: all ranks have joined, and all continue."""
+        """Reset the joins if a joined rank pushes: then all ranks have joined, and all continue."""
         if rank in self.joined:
             self.joined.clear()
             self.settled.clear()

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 LAST = 5.0  # seconds for the answer to the goodbye
-SILENCE = 10.0  # seconds without a byte after which the server must accept a test connection
+SILENCE = 10.0  # seconds without data after which the server must accept a test connection
 PROOF = 10.0  # seconds for the test connection
 AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class ServerConnection:
-    """One server with its replicas; one of them is connected. ``number``: for messages;
-    ``patience``: seconds to wait for a stopped server without replicas; 0: forever. ``look_up``:
-    returns the present addresses if replicas may come later, as in an elastic job.
+    """One server with its replicas. This rank is connected to one of them. ``number``: for
+    messages; ``patience``: seconds to wait for a stopped server without replicas; 0: forever.
+    ``look_up``: returns the present addresses if replicas may be added, as in an elastic job.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class ServerConnection:
     ) -> Message:
         """Return the answer of the server or of a replica.
 
-        Raises PeerLostError if no replica is left, and TimeoutError after ``hurry``: a server that
-        does not answer at once may be well, so its replica must not take over.
+        Raises PeerLostError if no replica is left, and TimeoutError after ``hurry``: a slow server
+        may be healthy, so its replica must not take over.
         """
         while True:
             trouble = self._trouble or "it closed the connection"
@@ -99,9 +99,7 @@ class ServerConnection:
         return found
 
     def _wait(self, session: Session) -> None:
-        """Wait for the first byte, for any length of time: a server may have to wait for other
-        ranks.
-        """
+        """Wait for the first byte without a limit: a server may have to wait for other ranks."""
         self._silent_since = time.monotonic()
         while not self._hurried:
             try:
@@ -111,8 +109,8 @@ class ServerConnection:
                 self._look()
 
     def _look(self) -> None:
-        """Handle a silent server. If it does not accept a test connection, it is stopped, and its
-        replica takes over. Without a replica, warn and continue to wait, up to ``patience``.
+        """Handle a silent server. If it accepts no test connection, it is stopped, and its replica
+        takes over. Without a replica, warn and continue to wait, up to ``patience``.
         """
         if self._hurried:
             raise TimeoutError(f"no data for {LAST:g} s")
@@ -148,7 +146,7 @@ class ServerConnection:
 
     @contextlib.contextmanager
     def _limited(self, session: Session) -> Iterator[None]:
-        """Limit a transfer: it must make progress within ``SILENCE``."""
+        """Require progress of a transfer within ``SILENCE``."""
         self._silent_since = time.monotonic()
         self._trouble = ""
         session.sock.settimeout(LAST if self._hurried else SILENCE)
@@ -169,7 +167,7 @@ class ServerConnection:
         return self._session
 
     def renew(self) -> None:
-        """Try briefly to connect again; else the next ``ask`` does."""
+        """Try briefly to reconnect; on failure, the next ``ask`` does."""
         with contextlib.suppress(OSError, HorovodInternalError):
             self._open(AGAIN)
 
@@ -184,7 +182,7 @@ class ServerConnection:
         logger.warning("%s was lost (%s); its replica takes over", name, trouble)
 
     def _find_later(self) -> bool:
-        """Look for replicas that have come since; return whether there are any."""
+        """Look for new replicas; return whether any was found."""
         if self._look_up is None:
             return False
         found = [json.loads(address) for address in self._look_up()]
@@ -200,7 +198,7 @@ class ServerConnection:
         )
 
     def hurry(self) -> None:
-        """Treat the server as lost from now on if it does not answer within seconds."""
+        """Treat the server as lost from now on if it does not answer within ``LAST`` seconds."""
         self._hurried = True
         if self._session is not None:
             self._session.sock.settimeout(LAST)

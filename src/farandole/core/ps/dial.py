@@ -16,7 +16,7 @@ ROOM = 1 << 20  # send buffer of a Unix socket, in bytes
 
 
 def unix_name(secret: str, token: str) -> str:
-    """Return the name of a server's Unix socket. It cannot be computed without the secret."""
+    """Return the name of a server's Unix socket, which cannot be computed without the secret."""
     return "\0farandole-" + derive(secret, f"ps|{token}")
 
 
@@ -29,8 +29,8 @@ def dial(
 ) -> Session:
     """Connect to a server and prove the secret.
 
-    ``address``: published by the server; ``host``: the address of the job's store, at which this
-    host also reaches the servers; ``seconds``: for the connection, and again for the proof. Raises
+    ``address``: published by the server; ``host``: the address of the job's store, where this host
+    also reaches the servers; ``seconds``: the timeout of the connection and of the proof. Raises
     OSError and AuthenticationError.
     """
     sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(
@@ -47,8 +47,9 @@ def dial(
 
 
 def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
-    """Connect to a parameter server: on the driver's host (``host``: of the job's store), or on
-    another one, whose addresses are tried in turn. Raises the same errors as ``dial``.
+    """Connect to a parameter server: on the driver's host (``host``: the address of the job's
+    store), or on a different host, whose addresses are tried in turn. Raises the same errors as
+    ``dial``.
     """
     at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
     for name, port in at[:-1]:
@@ -58,7 +59,7 @@ def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECO
 
 
 def _near(name: str) -> socket.socket | None:
-    """Return a connection to a server on this host; None if it is on another one."""
+    """Return a connection to a server on this host; None if it is on a different host."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)

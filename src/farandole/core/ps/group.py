@@ -1,6 +1,4 @@
-"""One optimizer's weights on one server: the participants, the checks that they agree, and the
-centre.
-"""
+"""One optimizer's weights on one server: the participants, their agreement, and the centre."""
 
 from __future__ import annotations
 
@@ -23,17 +21,15 @@ from farandole.job.plugins import registry
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-MOST = 1 << 44  # bytes of one server's share, at most
-# bytes by which a payload may exceed twice the size of its numbers, as small blocks do
+MOST = 1 << 44  # maximum bytes of one server's share
+# bytes by which a payload may exceed twice the size of its values, as for small blocks
 ROOM = 1 << 12
 Facts = dict[str, Any]
 FACTS = ("ranks", "rule", "spec", "tensors", "parts", "statistics", "codec")
 
 
 class Failure(NamedTuple):
-    """The error sent to all ranks of a group. ``lost``: the rank that went away; -1: the ranks
-    differ.
-    """
+    """The error sent to all ranks of a group. ``lost``: the lost rank; -1: the ranks differ."""
 
     text: str
     lost: int = -1
@@ -43,7 +39,7 @@ class CentreGroup:
     """The group described by a rank's ``hello``.
 
     ``facts``: ranks, rule, spec, tensors (name, shape, dtype), parts (type, count) of this server's
-    share (the last ``statistics`` are untrained), codec (of pushes; empty: none). Raises WireError
+    share (the last ``statistics`` are untrained), codec (for pushes; empty: none). Raises WireError
     if they are invalid.
     """
 
@@ -76,17 +72,19 @@ class CentreGroup:
         self.centre: Centre | None = None
         # whether the centre is older than this membership of an elastic job
         self.resumed = False
-        # the state of the optimizer at the last commits of an elastic job, by their numbers
+        # the optimizer's states at the last commits of an elastic job, by commit
         self.commits: dict[int, OptimizerState] = {}
         self.failure: Failure | None = None
         self.known: set[int] = set()  # ranks that have sent hello
-        # the same optimizer's next group, with other weights
+        # the same optimizer's next group, with different weights
         self._later: CentreGroup | None = None
         self._moved = 0.0  # time of the first move to it
         self._answering: list[int] = []  # ranks that still wait for the answer to a push
 
     def arrays(self) -> list[Array]:
-        """Return new memory for this server's share. Its pages are allocated only when written."""
+        """Return new memory for this server's share. Its pages are allocated when they are
+        written.
+        """
         return [np.empty(count, dtype=kind) for kind, count in self._parts]
 
     def payloads(self, sizes: Sequence[Any]) -> list[Array]:
@@ -121,12 +119,13 @@ class CentreGroup:
         """Create the centre from the initial weights, unless it exists."""
         if self.centre is None:
             self.centre = Centre(self.clocks, values, self.statistics)
-            if self.commits:  # of the membership before
+            if self.commits:  # of the previous membership
                 self.centre.optimizer_state = self.commits[max(self.commits)]
 
     def commit(self, number: int) -> None:
-        """Keep the optimizer's state for commit ``number``, and for the commit before: a rank may
-        be lost before all have made the newer one. Asynchronous ranks never return to a commit.
+        """Keep the optimizer's state for commit ``number`` and for the previous commit: a rank may
+        be lost before all ranks have made the newer commit. Asynchronous ranks never return to a
+        commit.
         """
         if self.rule.sync and self.centre is not None and number not in self.commits:
             state = self.centre.optimizer_state
@@ -141,8 +140,8 @@ class CentreGroup:
         """Take over from the group of an earlier membership, whose ranks are no longer served.
 
         Asynchronous ranks continue with its centre. Synchronous ranks bring the weights of their
-        commit, and continue with the optimizer's state of that ``commit``; if there is none, the
-        state begins with zeros.
+        commit, and continue with the optimizer's state of that ``commit``; without it, the state
+        begins with zeros.
         """
         if not self.rule.sync and before.centre is not None:
             self.centre = before.centre.continued(self.clocks)
@@ -156,7 +155,7 @@ class CentreGroup:
         )
 
     def is_like(self, other: CentreGroup) -> bool:
-        """Return whether both have the same strategy, tensors and share of them."""
+        """Return whether both groups have the same strategy, tensors and shares."""
         return (self._spec, self.rule, self._tensors, self._parts) == (
             other._spec,
             other.rule,
@@ -166,8 +165,8 @@ class CentreGroup:
 
     @property
     def moved_to(self) -> tuple[CentreGroup | None, float]:
-        """The next group of the same optimizer, with other weights, and the seconds since the first
-        rank moved there.
+        """The next group of the same optimizer, with different weights, and the seconds since the
+        first rank moved to it.
         """
         return self._later, time.monotonic() - self._moved
 
@@ -181,7 +180,7 @@ class CentreGroup:
 
     @contextlib.contextmanager
     def answering(self, rank: int) -> Iterator[None]:
-        """Record the rank as waiting for the centre that results from its push."""
+        """Record that the rank waits for the centre after its push."""
         self._answering.append(rank)
         try:
             yield
@@ -189,7 +188,7 @@ class CentreGroup:
             self._answering.remove(rank)
 
     def owes(self) -> bool:
-        """Return whether a rank may have a centre that it has not received yet. A flush before that
+        """Return whether a rank has yet to receive the centre after its push. An earlier flush
         would change it, and ranks that stepped together would get different weights.
         """
         return any(self.clocks.ready(rank) for rank in self._answering)
@@ -204,7 +203,7 @@ class CentreGroup:
             self.centre.leave(rank, for_good=for_good)
 
     def move(self, rank: int, later: CentreGroup) -> None:
-        """Move a rank to the group ``later``, with other weights, so that no rank waits for it
+        """Move a rank to the group ``later``, with different weights, so that no rank waits for it
         here.
         """
         if self._later is None:
@@ -216,13 +215,13 @@ class CentreGroup:
             self.leave(rank, for_good=True)
 
     def late(self, seconds: float) -> bool:
-        """Return whether the first rank moved on to other weights so long ago that the others
+        """Return whether the first rank moved to different weights so long ago that the others
         should have followed.
         """
         return self._later is not None and time.monotonic() - self._moved > seconds
 
     def compare(self, *, late: bool = False) -> None:
-        """Fail all ranks if one continues with weights that another one has dropped. ``late``: see
+        """Fail all ranks if one rank continues with weights that another has dropped. ``late``: see
         ``Clocks.stray``.
         """
         stray, later = self.clocks.stray(late=late), self._later
@@ -273,7 +272,7 @@ class CentreGroup:
 
 def codec_of_pushes(spec: str) -> PushCodec | None:
     """Return the codec with which a server decompresses pushes; None if ``spec`` is empty. Raises
-    SettingsError for one that does not compress pushes.
+    SettingsError for a codec that does not compress pushes.
     """
     made = registry.make("codec", spec) if spec else None
     if made is not None and not isinstance(made, PushCodec):

@@ -28,8 +28,8 @@ def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
 def spread(sizes: Sequence[int], servers: int) -> list[list[Piece]]:
     """Return the pieces of each server, in the order of the tensors.
 
-    The largest piece goes first, each to the server with the least load. ``sizes``: elements in
-    each tensor.
+    Pieces are assigned by decreasing size, each to the server with the least load. ``sizes``:
+    elements in each tensor.
     """
     pieces = [
         Piece(tensor, begin, min(begin + PIECE, size))

@@ -11,10 +11,10 @@ def predecessor(
     groups: Mapping[tuple[str, str], CentreGroup], name: tuple[str, str]
 ) -> CentreGroup | None:
     """Return the group from which the group ``name`` (session, optimizer) takes over: the newest
-    one of an earlier membership with the same strategy and weights that still has a centre or a
-    commit. None if there is none.
+    group of an earlier membership with the same strategy and weights that still has a centre or a
+    commit; None without such a group.
 
-    Among optimizers with the same weights, the one with the same number is preferred.
+    Among optimizers with the same weights, the optimizer with the same number is preferred.
     """
     mine, number = groups[name], _membership(name[0])
     found = [
@@ -37,5 +37,5 @@ def _label(optimizer: str) -> str:
 
 
 def _same(optimizer: str, other: str) -> bool:
-    """Return whether the names are equal except for the ranks at their ends."""
+    """Return whether the names are equal, apart from the ranks at their ends."""
     return optimizer.partition("/")[0] == other.partition("/")[0]

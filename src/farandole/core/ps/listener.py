@@ -22,8 +22,8 @@ PENDING = 1024  # connections that are not authenticated yet
 class Listener:
     """A listener, which serves as soon as it is created.
 
-    It calls ``_converse`` with each authenticated connection. ``place``: its name in messages;
-    ``names``: the interfaces to listen on, in addition to a Unix socket (empty: all).
+    It calls ``_converse`` with each authenticated connection. ``place``: the listener's name in
+    messages; ``names``: the interfaces to listen on, in addition to a Unix socket (empty: all).
     """
 
     def __init__(self, place: str, secret: str, purpose: str, names: Sequence[str]) -> None:

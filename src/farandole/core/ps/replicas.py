@@ -1,4 +1,4 @@
-"""A server's replicas, which receive each event before the rank that caused it gets its answer."""
+"""A server's replicas, which receive each event before its rank is answered."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Replicas:
         return [self._addresses[session] for session in self._sessions or ()]
 
     def add(self, address: str, state: Message, arrays: list[Array]) -> None:
-        """Add a replica, which starts from ``state`` and its ``arrays`` (see ``snapshot``). A
-        replica that cannot be reached is left out.
+        """Add a replica, which starts from ``state`` and its ``arrays`` (see ``snapshot``). An
+        unreachable replica is skipped.
         """
         self._open()
         session = None
@@ -103,8 +103,8 @@ class Replicas:
         return list(self._sessions)
 
     def _dismiss(self, session: Session) -> None:
-        """Dismiss a replica that did not answer. If it resumes, it must not accept ranks: it has
-        missed events.
+        """Dismiss a replica that did not answer. If it resumes, it must not accept ranks, because
+        it has missed events.
         """
         with contextlib.suppress(OSError, HorovodInternalError):
             send(session, DISMISSED)

@@ -1,6 +1,6 @@
 """One parameter server: the connections of ranks, with a thread for each, and its replicas.
 
-The replicas receive every event before the rank that caused it gets its answer.
+The replicas receive every event before its rank is answered.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from farandole.net.handshake import Session, hang_up
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-LOOK = 0.5  # seconds between two checks whether awaited ranks have left
+LOOK = 0.5  # seconds between two checks for the departure of awaited ranks
 GRACE = 1.0  # seconds for a disconnected rank to return, here or to a replica
-ASK = 0.1  # seconds between two checks whether the rank is connected to a replica
-Name = tuple[str, str]  # of a group: the session in the job, the optimizer
+ASK = 0.1  # seconds between two checks of the rank's connection to a replica
+Name = tuple[str, str]  # the name of a group: the session in the job, the optimizer
 
 
 class CentreServer(Listener):
     """A parameter server, which serves as soon as it is created.
 
-    ``interfaces``: where to listen, in addition to a Unix socket. ``ended(scope, rank)``: for a
-    rank that is not connected here, "bye" if it has ended, "leave" if it has joined, "lost" if its
-    membership of an elastic job is broken, else empty. ``others``: returns the addresses of the
-    replicas when needed. ``warning``: seconds for which a rank waits before the awaited ranks are
-    logged, and again each time that the wait has doubled. ``publish``: for a server with ``adopt``,
-    publishes the addresses of the primary and its replicas, in the order in which they take over.
+    ``interfaces``: the interfaces to listen on, in addition to a Unix socket. ``ended(scope,
+    rank)``: for a rank that is not connected here, "bye" if it has ended, "leave" if it has joined,
+    "lost" if its membership of an elastic job is broken, else empty. ``others``: returns the
+    present addresses of the replicas. ``warning``: seconds of a rank's wait before the awaited
+    ranks are logged, and again each time the wait has doubled. ``publish``: for a server with
+    ``adopt``, publishes the addresses of the primary and its replicas, in the order in which they
+    take over.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class CentreServer(Listener):
         self._replicas.close()
         self._join()
 
-    # ---- replicas that come later ----
+    # ---- Replicas added later ----
 
     def lead(self) -> None:
         """Serve ranks as the primary, with the replicas that wait to be adopted."""
@@ -94,7 +95,7 @@ class CentreServer(Listener):
                 self._recruit()
 
     def run(self) -> None:
-        """Wait until this server has closed, because another one has replaced it."""
+        """Wait until this server has closed, because another server has replaced it."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed)
         self._join()
@@ -172,7 +173,7 @@ class CentreServer(Listener):
     # ---- events; the lock is required ----
 
     def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
-        """Run an event of a rank, first on the replicas, then here. All see the events in the same
+        """Run an event of a rank, first on the replicas, then here. All run the events in the same
         order.
         """
         if not self._replicas.replicate({**message, "name": list(name)}, arrays):
@@ -182,7 +183,8 @@ class CentreServer(Listener):
         return self._happen(name, message, arrays)
 
     def _retire(self) -> None:
-        self._closed = True  # before another thread reports ranks that moved to the replica as lost
+        # before another thread reports ranks that moved to the replica as lost
+        self._closed = True
         self._changed.notify_all()
         threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
 
@@ -199,7 +201,7 @@ class CentreServer(Listener):
             for (scope, _), group in self._groups.items():
                 if scope == name[0]:
                     group.commit(int(message["number"]))
-        elif what != "missed":  # a "missed" only tests whether a replica has taken over
+        elif what != "missed":  # a "missed" only tests for a replica that has taken over
             found = self._count(name, message, rank, arrays or [])
         self._changed.notify_all()
         return found
@@ -258,7 +260,7 @@ class CentreServer(Listener):
         """
         begin = time.monotonic()
         warnings = 0
-        look = begin + LOOK  # not from the last change: other groups may cause changes all the time
+        look = begin + LOOK  # not since the last change: other groups may cause changes constantly
         while self.attends(client) and not self._closed:
             if true():
                 return True
@@ -276,8 +278,8 @@ class CentreServer(Listener):
         return [group.first()] if group.centre is None else group.clocks.awaited(rank)
 
     def _warn_of_awaited(self, name: Name, rank: int, seconds: float, warnings: int) -> bool:
-        """Return whether it is time to log the awaited ranks. Among the ranks that wait for the
-        same ones, only the first logs.
+        """Return whether it is time to log the awaited ranks. Of the ranks that await the same
+        ranks, only the first logs them.
         """
         awaited = self._awaited(name, rank)
         if not awaited or seconds < self._warning * 2**warnings:
@@ -314,7 +316,7 @@ class CentreServer(Listener):
                 self.event(name, {"do": how, "rank": other})
 
     def is_late(self, name: Name) -> bool:
-        """Return whether the ranks of this group should have moved on to other weights by now."""
+        """Return whether the ranks of this group should have moved to different weights by now."""
         return self._groups[name].late(self._warning)
 
     def group(self, name: Name) -> CentreGroup:
@@ -327,7 +329,7 @@ class CentreServer(Listener):
     # ---- the other side of ``Replicas`` ----
 
     def _follow(self, session: Session) -> None:
-        """Follow the primary's events until it goes away. If a rank connects here, this server
+        """Follow the primary's events until it disconnects. If a rank connects here, this server
         becomes the primary.
         """
         session.peer = "the primary of a parameter server"
@@ -350,7 +352,7 @@ class CentreServer(Listener):
                 if not self._promoted:
                     self._happen(name, message, arrays)
                 taken = self._promoted
-            # the primary may have sent a dismissal, and waits no longer
+            # the primary may have sent a dismissal and no longer waits
             with contextlib.suppress(OSError):
                 send(session, {"promoted": taken})
 
@@ -365,7 +367,7 @@ class CentreServer(Listener):
             send(session, {"promoted": taken})
 
     def _dismissed(self) -> None:
-        """End this replica, which the primary dismissed because it did not answer; it may have been
+        """End this replica after its dismissal by the primary for not answering; it may have been
         stopped.
         """
         with self._changed:
@@ -436,7 +438,7 @@ class Client:
 
     def _receive(self, group: CentreGroup, message: Message, into: list[Array]) -> None:
         """Receive the arrays of a message into ``into``. Compressed changes are decompressed here,
-        so that replicas, which receive ``into``, add up the same numbers.
+        so that replicas, which receive ``into``, add up the same values.
         """
         coded = message.pop("coded", None)
         payloads = [] if coded is None else group.payloads(coded)
@@ -445,13 +447,13 @@ class Client:
             group.unpack(payloads, into)
 
     def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
-        """Wait for the result of a request and return the answer; None if the rank is no longer
+        """Wait for the result of a request and return the answer, or None if the rank is no longer
         connected here. Requires the lock.
         """
         server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
         if what == "begin":
             server.event(name, {**message, "data": True}, incoming)
-            # the centre has kept the input buffers
+            # the input buffers belong to the centre now
             self._memory[name] = group.arrays(), self._memory[name][1]
             return _refusal(group) or {}
         there = functools.partial(_there, group, rank)

@@ -1,5 +1,5 @@
-"""One server's share of a group's tensors, on a rank: its memory, the places of the pieces, and
-their codec.
+"""One server's share of a group's tensors, on a rank: its memory, the pieces' places, and their
+codec.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Tensor(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """A message to a server, the arrays that follow it (None: no arrays), and the packed tensors
-    behind them.
+    """A message to a server, the arrays that follow it (None: no arrays), and the packed form of
+    these arrays.
     """
 
     message: Message
@@ -125,8 +125,8 @@ class Share:
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
-    """Return the prefixes of codec state keys for the pieces of these tensors. They stay the same
-    when other tensors are added or removed. Tensors with the same name get different ones.
+    """Return the prefixes of codec state keys for the pieces of these tensors. They do not change
+    when other tensors are added or removed. Tensors with the same name get different prefixes.
     """
     seen: Counter[str] = Counter()
     keys = []

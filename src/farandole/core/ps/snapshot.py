@@ -24,7 +24,7 @@ def taken(
 ) -> tuple[Message, list[Array]]:
     """Return the message and its arrays, which are not copied.
 
-    ``groups``: by name; ``gone``: the ranks that have ended, by session.
+    ``groups``: the groups by name; ``gone``: the ranks that have ended, by session.
     """
     names = {id(group): name for name, group in groups.items()}
     arrays: list[Array] = []

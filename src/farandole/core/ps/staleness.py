@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class Staleness:
-    """Statistics of one rank's pushes: their number, how many came too late to count, and the mean
-    and maximum staleness. Staleness is the number of updates by others between a rank's pull and
+    """Statistics of one rank's pushes: the numbers of all and of late pushes, and the mean and
+    maximum staleness. Staleness is the number of updates by other ranks between a rank's pull and
     its push.
     """
 

@@ -1,7 +1,7 @@
 """The protocol between ranks and parameter servers: JSON messages, some followed by arrays.
 
-Messages are authenticated as a whole; arrays by their number, length and end, as between ranks. A
-receiver knows the length of the arrays in advance.
+Messages are authenticated completely, but arrays only by their number, length and end, as between
+ranks. A receiver knows the length of the arrays in advance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PURPOSE = "parameter-server"
 # bytes of a message, which may contain the names and shapes of all tensors of a model
 LIMIT = 64 << 20
 TYPES = ("<f4", "<f8")
-PIECE = 1 << 18  # bytes that a socket with a timeout must be able to send within it
+PIECE = 1 << 18  # bytes that a socket must be able to send within its timeout
 Message = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ def send(
     arrays: Sequence[Array] | None = None,
     stalled: Callable[[], None] | None = None,
 ) -> None:
-    """Send a message, and ``arrays`` after it. Raises OSError.
+    """Send a message followed by ``arrays``. Raises OSError.
 
     ``stalled`` is called when no byte is sent for the socket's timeout, and may raise.
     """

@@ -14,8 +14,8 @@ _STATES = {
     "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT resumes it)",
     "t": "is stopped by a debugger",
     "D": "is in uninterruptible I/O (a disk or a network file system that does not answer)",
-    "R": "is running code that holds Python's lock, or is about to end",
-    "S": "sleeps in code that holds Python's lock, or is about to end",
+    "R": "is running code that holds Python's lock, or is exiting",
+    "S": "sleeps in code that holds Python's lock, or is exiting",
     "Z": "has died",
 }
 
@@ -44,7 +44,7 @@ def state(pid: int) -> str:
         return "is gone"
     text = _STATES.get(letter, f"does not answer (state {letter})")
     swapped = _swapped(pid)
-    return f"{text}; {swapped >> 10} MiB of it are swapped out" if swapped >= 1 << 10 else text
+    return f"{text}; {swapped >> 10} MiB are swapped out" if swapped >= 1 << 10 else text
 
 
 def _swapped(pid: int) -> int:
