@@ -1,3 +1,3 @@
-"""Transports between ranks. One module each, with a Transport, or a Link for
+"""Transports between ranks: one module each, with a Transport or a Link for
 ``collectives.over``.
 """

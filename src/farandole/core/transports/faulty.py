@@ -6,7 +6,7 @@
     wire = faults.over(wire)
 
 A step is one collective of this rank (on a Link: one ``sendrecv``), counted from 1. Collectives on
-splits of the wire count too, and ranks are numbered as in the wrapped wire. The board has no
+splits of the wire also count, and ranks are numbered as in the wrapped wire. The board has no
 faults.
 """
 
@@ -33,7 +33,7 @@ class Faults:
 
     def at(self, *, rank: int, step: int) -> Fault:
         """Return the moment just before the ``step``-th collective of ``rank``. Several faults
-        happen in order. Raises ValueError for a step below 1.
+        occur in order. Raises ValueError for a step below 1.
         """
         if step < 1:
             raise ValueError(f"step={step}: steps start at 1")

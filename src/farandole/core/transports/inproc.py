@@ -1,7 +1,7 @@
-"""A transport between threads of one process: a double of the other transports, for tests and
+"""A transport between threads of one process: a test double of the other transports, also for
 experiments.
 
-A send of up to ``ahead`` bytes is copied and does not wait. A longer one waits for its receive,
+A send of up to ``ahead`` bytes is copied and does not wait. A longer send waits for its receive,
 like a network with full buffers. ``World(size, ahead=0)`` is the strictest transport: every send
 waits for its receive.
 """
@@ -227,7 +227,7 @@ class _Board:
 
     def wait(self, seconds: float, *, spin: bool) -> None:
         """Wait for news without spinning: threads share the interpreter lock, so polling would
-        delay the others.
+        delay other threads.
         """
         deadline = time.monotonic() + seconds
         with self._world.lock:

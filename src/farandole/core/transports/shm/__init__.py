@@ -1,9 +1,9 @@
-"""Shared memory between the ranks of one host: the fastest transport. It leaves no files behind.
+"""Shared memory between the ranks of one host: the fastest transport, which leaves no files behind.
 
 Ranks connect through abstract Unix sockets with names derived from the job's secret
-(``rendezvous``), and pass each other anonymous memory (``memory``). Then they communicate through
-flags in this memory (``segment``, ``futex``, ``board``). Ordinary tensors go through small slots
-(``pipeline``), and tensors in allocated memory are reduced in place (``registered``).
+(``rendezvous``), and pass each other anonymous memory (``memory``). They communicate through flags
+in this memory (``segment``, ``futex``, ``board``). Ordinary tensors pass through small slots
+(``pipeline``); tensors in allocated memory are reduced in place (``registered``).
 """
 
 from __future__ import annotations

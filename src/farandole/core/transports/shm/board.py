@@ -11,14 +11,14 @@ _POSTED = POSTED // 8  # index in words
 
 class ShmBoard:
     """See ``contracts.Board``. A page may be overwritten two rounds later, when all ranks have read
-    it: a rank posts page k+2 only after collecting page k+1, which its peers posted only after
-    collecting page k.
+    it: a rank posts page k+2 only after it has collected page k+1, which its peers posted only
+    after they had collected page k.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._page = 1  # the page being posted or awaited
-        # pages still to post; None: none posted in this round
+        # pages left to post; None: nothing posted in this round
         self._rest: list[bytes] | None = None
         self._flags = [segment.words[peer] for peer in segment.others]
         self._views = list(zip(segment.words, segment.chars, strict=True))

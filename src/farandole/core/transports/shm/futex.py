@@ -1,8 +1,8 @@
 """Sleeping on a word of shared memory, and the memory fence that makes it safe.
 
 Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). The system call
-is made through ctypes, so no compiler is needed. On processors whose number for it is not listed
-here, waiting falls back to short sleeps.
+is made through ctypes, so no compiler is needed. On processors whose system call number is not
+listed here, waiting falls back to short sleeps.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """A full memory fence: earlier stores are visible before later loads and stores take place.
+    """A full memory fence: earlier stores become visible before later loads and stores.
 
     Taking and releasing an uncontended lock is an atomic read-modify-write, a full barrier on x86.
-    Where stores may be reordered (Arm), release-then-acquire of two locks gives the order; that
-    path has not been run on such a machine.
+    On processors that reorder stores (Arm), release-then-acquire of two locks gives the order; that
+    path has not been tested on such a machine.
     """
     with _lock:
         pass
@@ -80,8 +80,8 @@ def fence() -> None:
 if _ORDERED_STORES:
 
     def publish_fence() -> None:
-        """Separate the data from the flag that announces it. A no-op where stores keep their
-        order.
+        """Order the data before the flag that announces it. A no-op on processors that keep the
+        order of stores.
         """
 
 else:

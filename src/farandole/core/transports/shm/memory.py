@@ -1,4 +1,4 @@
-"""Memory shared by processes; anonymous (memfd), so a killed process leaves none behind."""
+"""Anonymous shared memory (memfd), so that a killed process leaves none behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "farandole"  # as shown in /proc/self/maps
 
 
 def is_available() -> bool:
-    """Return whether this process may create shared memory, which a sandbox may forbid."""
+    """Return whether this process can create shared memory, which a sandbox may forbid."""
     try:
         os.close(os.memfd_create(NAME, os.MFD_CLOEXEC))
     except OSError:
@@ -28,7 +28,7 @@ def is_available() -> bool:
 def create(nbytes: int) -> int:
     """Return a file descriptor of new shared memory.
 
-    The memory has no name, so it is freed when its last user ends. Raises OSError, with a hint, if
+    The memory has no name, so it is freed with its last user. Raises OSError, with a hint, if
     memory is limited or memfd is forbidden.
     """
     try:
@@ -57,7 +57,7 @@ def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
     """Map ``fd``, close it, and return the memory as a memoryview (for flags) and as a uint8 array
     (for data).
 
-    The mapping lasts until neither object is referenced. Raises OSError if the memory cannot be
+    The mapping exists while either object is referenced. Raises OSError if the memory cannot be
     mapped.
     """
     size = round_up(nbytes)

@@ -1,4 +1,4 @@
-"""The sockets between the ranks of a host, which pass memory and reveal departed ranks."""
+"""The sockets between the ranks of a host, which pass memory and reveal departures."""
 
 from __future__ import annotations
 

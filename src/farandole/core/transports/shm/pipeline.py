@@ -1,11 +1,12 @@
-"""The copying path: reduce ordinary tensors through small slots that stay in the processor's cache.
+"""The copying path: reduces ordinary tensors through small slots that stay in the processor's
+cache.
 
 The elements are divided into steps; in each step every rank owns one chunk. A rank copies the
 chunks of other owners into its slots (stage "given"), reduces its own chunk from all ranks' slots
 (stage "reduced"), and copies the other results out. With three sets of slots, stages of successive
-steps overlap, so ranks seldom wait for each other, and a large tensor passes through memory once:
-read once, written once. This is reduce-scatter followed by all-gather (Rabenseifner 2004; Patarasuk
-& Yuan 2009), chunk by chunk.
+steps overlap, so ranks seldom wait for each other, and a large tensor is read and written only
+once. This is reduce-scatter followed by all-gather (Rabenseifner 2004; Patarasuk & Yuan 2009),
+chunk by chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Range = tuple[int, int]
 Piece = tuple["Array", int, int]  # array, start and end in its range
 Cuts = Sequence[Sequence[Sequence[Piece]]]  # by step and owner
 SETS = 3
-_PACK_BELOW = 16 << 10  # bytes: smaller pieces are gathered before the reduction
+_PACK_BELOW = 16 << 10  # bytes: smaller pieces are packed together before the reduction
 
 
 class StagingSlots:
@@ -61,7 +62,7 @@ def staging(size: int, chunk: int) -> int:
 
 
 def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
-    """Cut several arrays, regarded as one long array, into the pieces in each range."""
+    """Cut several arrays, treated as one long array, into the pieces in each range."""
     starts = [0, *accumulate(map(len, arrays))]
 
     def parts(start: int, stop: int) -> list[Piece]:
@@ -84,8 +85,8 @@ def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
 def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
     """Divide ``total`` elements into steps. In each step every rank owns adjacent elements.
 
-    There are as few steps as possible, all of the same length: a short last step would cost as many
-    waits as a long one.
+    The number of steps is minimal, and all have the same length: a short last step would cost as
+    many waits as a long one.
     """
     steps = -(-total // (size * chunk))
     share = min(chunk, memory.round_up(-(-total // (size * steps)), 64))
@@ -117,7 +118,7 @@ class PipelinedReduction:
         self.source = source
         self.target = target
         self.small = _PACK_BELOW // dtype.itemsize
-        # Plain floats are scaled at no cost while they are copied out; other types during the sum.
+        # Plain floats are scaled for free while they are copied out; other types during the sum.
         late = dtype.is_float and not dtype.is_half and not direct
         self.reducer = reducer(op, dtype, 1.0 if late else scale)
         self.scale = scale if late else 1.0
@@ -127,13 +128,13 @@ class PipelinedReduction:
         """Run the stages in this order: given 0, given 1, reduced 0, given 2, reduced 1, taken 0,
         given 3, reduced 2, taken 1, ...
 
-        A rank copies out its own chunk at once, from its cache. A set of slots is used again three
+        A rank copies out its own chunk immediately, from its cache. A set of slots is reused three
         steps later: by then this rank has copied out its step, so all ranks have reduced it.
         """
         segment, steps = self.segment, len(self.source)
         before = segment.published
         self._give(0)
-        given = before + 1  # the count at which a rank has given the current step
+        given = before + 1  # the stage at which a rank has given the current step
         for step in range(steps):
             if step + 1 < steps:
                 self._give(step + 1)
@@ -207,7 +208,7 @@ def reducescatter(
     op: ReduceOp,
     scale: float,
 ) -> None:
-    """Leave each rank its part of the reduced buffer. Counts are elements per rank."""
+    """Write each rank's part of the reduced buffer on that rank. Counts are elements per rank."""
     chunk, me = slots.elements, segment.rank
     marks = list(pairwise([0, *accumulate(counts)]))
     firsts = range(0, max(1, *counts), chunk)

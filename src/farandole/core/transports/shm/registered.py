@@ -1,4 +1,4 @@
-"""The in-place path: every rank maps the memory from ``allocate``, so tensors there are reduced and
+"""The in-place path: every rank maps the memory from ``allocate``, so its tensors are reduced and
 read without copies.
 """
 
@@ -47,7 +47,7 @@ class RegisteredBuffers:
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
-        """Reduce in place if every rank's tensors are at the same places of registered buffers;
+        """Reduce in place if every rank's tensors are at the same places in registered buffers;
         else do nothing.
 
         Return whether the tensors were reduced.
@@ -63,15 +63,15 @@ class RegisteredBuffers:
             for buffer, place in zip(buffers, places, strict=True):
                 if place is not None:
                     self._reduce(buffer, *place, op, scale)
-        segment.publish()  # the reduction is complete; the next collective may overwrite the mark
+        segment.publish()  # the reduction is complete; the next collective may overwrite the hash
         segment.await_all(segment.published)
         return alike
 
     def peer_views(self, array: Array) -> list[Array] | None:
         """Return each rank's registered memory from the place of ``array`` on, by rank.
 
-        None if the ranks' arrays are not at the same place. Collective: returns when all ranks have
-        come. The ranks must end the collective together.
+        None if the ranks' arrays are not at the same place. Collective: returns once all ranks have
+        called this. The ranks must end the collective together.
         """
         place = self._place(array) if self._registered else None
         if not self._agree([place]) or place is None:
@@ -80,7 +80,7 @@ class RegisteredBuffers:
         return [mapped[offset:] for mapped in self._registered[index].maps]
 
     def _agree(self, places: Sequence[tuple[int, int] | None]) -> bool:
-        """Return whether all these tensors are at the same registered places on every rank."""
+        """Return whether these tensors are at the same registered places on all ranks."""
         segment = self._segment
         mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
         segment.words[segment.rank][PLACE // 8] = mark

@@ -1,9 +1,8 @@
 """Discovery of the ranks of one host, through abstract Unix sockets whose names derive from the
 job's secret.
 
-"Same host" means exactly this: the socket could be reached and memory could be passed over it. The
-connections stay open for the life of the transport; a peer that dies closes them, which reveals its
-death.
+"Same host" means that the socket can be reached and can pass memory. The connections stay open
+during the lifetime of the transport, and their end reveals the death of a peer.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from farandole.errors import (
 from farandole.net.handshake import Newcomers, authenticate, derive
 
 _RANK = struct.Struct("<I")
-_WELCOME = b"+"  # the peer is registered: once all ranks have dialled, each knows all others
+_WELCOME = b"+"  # the peer is registered: once all ranks have dialled, each knows all other ranks
 _ANSWER_SECONDS = 5.0
-# for a rank whose socket exists, but hangs up (a stranger may be using it up)
+# for a rank whose socket exists but hangs up (strangers may occupy all its slots)
 _LOOK_SECONDS = 10.0
 _PENDING = 64  # connections in a handshake at one time, in addition to the ranks' own
 
 
 def address(secret: str, scope: str, rank: int) -> str:
-    """Return the abstract socket name of ``rank``. It cannot be computed without the secret."""
+    """Return the abstract socket name of ``rank``, which cannot be computed without the secret."""
     return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
 
 
 class ShmRendezvous:
-    """Opens this rank's listener, connects to every lower rank and accepts every higher one."""
+    """Opens this rank's listener, connects to every lower rank and accepts every higher rank."""
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()
@@ -72,16 +71,12 @@ class ShmRendezvous:
         threads.start(self._acceptor)
 
     def found(self) -> dict[int, socket.socket]:
-        """Return the sockets of the ranks met so far, which include all ranks that this one has
-        welcomed.
-        """
+        """Return the sockets of the connected ranks, including all ranks welcomed by this rank."""
         with self._changed:
             return dict(self.peers)
 
     def dial_lower_ranks(self) -> None:
-        """Connect to the lower ranks on this host. Call it once every rank's listener is known to
-        be open.
-        """
+        """Connect to the lower ranks on this host. Call it once all ranks' listeners are open."""
         for peer in range(self.rank):
             with contextlib.suppress(RendezvousError):
                 self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
@@ -133,9 +128,9 @@ class ShmRendezvous:
                 return
             except (OSError, HorovodInternalError) as error:
                 sock.close()
-                if not isinstance(error, ConnectionRefusedError):  # a rank of another host
+                if not isinstance(error, ConnectionRefusedError):  # a rank on a different host
                     self.trouble[peer] = str(error)
-                # the peer will not come
+                # the peer will not arrive
                 absent = not timeout and isinstance(error, ConnectionRefusedError)
                 if absent or time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None

@@ -27,15 +27,15 @@ NOTICES = memory.PAGE  # two notices: length, more-to-come, text
 # large enough for a message with attached elements (``core/engine/attached``)
 NOTICE = 16 << 10
 NOTICE_HEADER = 16
-SMALLS = NOTICES + 2 * NOTICE  # two areas for tensors that are exchanged whole
+SMALLS = NOTICES + 2 * NOTICE  # two areas for tensors that are exchanged completely
 SMALL = 256 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8
-# To wait: poll; then poll and yield; then sleep. Sleeping at once has a hidden cost: a woken rank
-# tends to run on the core of the rank that woke it, and to the scheduler, two ranks that alternate
-# on one core do not need a second one. Each spin takes about 50 ns. If ranks outnumber cores, ranks
-# do not spin, because spinning would take the core from the awaited rank.
+# To wait: poll; then poll and yield; then sleep. Sleeping immediately has a hidden cost: a woken
+# rank tends to run on the core of the rank that woke it, and the scheduler does not give a second
+# core to two ranks that alternate on one. Each spin takes about 50 ns. If ranks outnumber cores,
+# they do not spin, because spinning would take the core from the awaited rank.
 _SPINS = 400
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
 _CHECK_SECONDS = 0.02  # interval at which a sleeping rank checks that its peers are alive
@@ -86,7 +86,7 @@ class Segment:
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
         """Allocate ``nbytes`` on every rank, and map the memory of all ranks. Collective.
 
-        Returns (bytes, uint8 array) of each rank, in rank order. Raises PeerLostError if a rank is
+        Return (bytes, uint8 array) of each rank, in rank order. Raises PeerLostError if a rank is
         lost meanwhile.
         """
         with self._handing:
@@ -121,7 +121,7 @@ class Segment:
         return self._published
 
     def await_all(self, stage: int) -> None:
-        """Wait until every other rank has announced ``stage``."""
+        """Wait until all other ranks have announced ``stage``."""
         for peer in self.others:
             self.await_one(peer, stage)
 
@@ -209,7 +209,7 @@ class Segment:
     def wake_self(self) -> None:
         """Wake the waiting thread of this rank.
 
-        Calls are counted, so a call between two waits is not lost.
+        Calls are counted, so that a call between two waits is not lost.
         """
         self.wakes += 1
         self._wake(self.rank)
@@ -235,7 +235,7 @@ class Segment:
             peer for peer in gone if self.sockets.hung_up(peer) and not self.words[peer][LEFT // 8]
         ]
         if gone:
-            self.check_abort()  # a rank that left meanwhile may have recorded the reason
+            self.check_abort()  # a rank that has left since may have recorded the reason
         for peer in died:
             raise dead(self.names[peer])
         for peer in gone:
@@ -291,7 +291,7 @@ class Segment:
             self._wake(peer)
 
     def close(self) -> None:
-        """Leave in order. Peers that need this rank later then report that it left, not died."""
+        """Leave in order. Peers that need this rank later then report a departure, not a death."""
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
         for peer in self.others:

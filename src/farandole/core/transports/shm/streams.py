@@ -3,7 +3,7 @@
 The ring to another rank is in the sender's memory, with three counters. The sender counts the bytes
 written, the receiver the bytes read; both only grow. The third, also the sender's, is the number of
 the first byte in the ring: an empty ring is refilled from its start, so small messages stay in the
-same few pages, in cache.
+same few cached pages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 # bytes: largest and smallest ring; all rings of a rank
 RING, SMALLEST, BUDGET = 4 << 20, 64 << 10, 16 << 20
-# bytes to copy before notifying the other end: both then copy at the same time, in cache
+# bytes to copy before notifying the other end: both ends then copy concurrently, in cache
 CHUNK = 512 << 10
-_CHUNKS = 4  # least number in a ring: with fewer, the ends often wait for each other
+_CHUNKS = 4  # minimum number in a ring: with fewer, the ends often wait for each other
 _LINE = 64  # bytes for the counters of a pair: written, read, first
 
 
 class _Control(Segment):
-    """The flags and bells of the streams. A lost peer is an error only for waits that need it."""
+    """The flags and bells of the streams. A lost peer is an error only for waits that need the
+    peer.
+    """
 
     def check(self) -> None:
         self.check_abort()

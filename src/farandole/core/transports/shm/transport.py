@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
-# Bytes of slots per rank. Measured on 2 cores with 2 MiB of L2 cache each: the data in flight
-# should fit into it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with four
-# ranks on two cores the size hardly matters.
+# Bytes of slots per rank. The data in flight should fit into the L2 cache, and every chunk costs
+# two waits. On 2 cores with 2 MiB of L2 cache each, 128 KiB to 256 KiB are best; with four ranks on
+# two cores the size hardly matters.
 _LARGEST_CHUNK, _SMALLEST_CHUNK = 256 << 10, 64 << 10
 _BUDGET = 18 * _LARGEST_CHUNK
 
@@ -46,7 +46,7 @@ def connect(
 ) -> ShmTransport:
     """Return the transport of ``rank`` among ``size`` ranks of this host. Collective.
 
-    ``scope`` distinguishes the transports of one job; all ranks give the same. ``patience``:
+    ``scope`` distinguishes the transports of one job, and is the same on all ranks. ``patience``:
     seconds to wait for a rank inside a collective. ``names``: the numbers of the ranks in messages
     and errors; default: 0, 1, 2, ... Raises RendezvousError with the missing ranks after
     ``timeout`` seconds.
@@ -66,7 +66,7 @@ def join(
     parent: Segment | None = None,
     names: Sequence[int] = (),
 ) -> ShmTransport:
-    """Return the transport over sockets from a ``ShmRendezvous``, one to every other rank.
+    """Return the transport over the sockets of a ``ShmRendezvous``, one to every other rank.
     Collective.
     """
     chunk = _BUDGET // pipeline.staging(size, 1) // 4096 * 4096
@@ -93,10 +93,10 @@ def join(
 class ShmTransport:
     """See ``contracts.Transport``.
 
-    Each collective divides the staging memory for itself. Moves begin and end with all ranks
-    together. Reductions do not end so: a slow rank may still be copying its last results out, but
-    the next reduction overwrites them only after that rank has announced its first stage. The small
-    exchange alternates between two areas of its own.
+    Each collective divides the staging memory itself. All ranks begin and end a move together, but
+    not a reduction: a slow rank may still be copying out its last results, which the next reduction
+    overwrites only after that rank has announced its first stage. The small exchange alternates
+    between two separate areas.
     """
 
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
@@ -111,8 +111,8 @@ class ShmTransport:
         self._slots: dict[str, pipeline.StagingSlots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
-        # Two ranks read each other's whole tensor as fast as halves of it; more ranks would soon
-        # read too much.
+        # Two ranks read each other's complete tensors as fast as halves of them; with more ranks,
+        # each would read too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._registered = RegisteredBuffers(segment)
         self._splits = 0
@@ -143,8 +143,8 @@ class ShmTransport:
                 pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
 
     def by_hosts(self, whole: Array, dtype: DType, between: object) -> None:
-        """Reduce ``whole``, see ``collectives.hierarchical``. On a single host nothing runs between
-        hosts.
+        """Reduce ``whole``, see ``collectives.hierarchical``. On a single host, ``between`` is not
+        used.
         """
         self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)
 
@@ -170,7 +170,7 @@ class ShmTransport:
         places = self._small_places(dtype.storage)[self._turn]
         self._turn ^= 1
         mine = places[self.rank]
-        # A power of two only shifts exponents, so it can be applied at no cost while copying in.
+        # A power of two only shifts exponents, so it is applied for free while copying in.
         early = (
             scale != 1.0
             and op is ReduceOp.SUM
@@ -258,7 +258,7 @@ class ShmTransport:
             room = segment.bytes[root][first : first + len(piece)]
             if self.rank == root:
                 if turn >= 2:
-                    # the half is free: all ranks have read it
+                    # this half is free: all ranks have read it
                     segment.await_all(base + turn - 1)
                 room[:] = piece
                 segment.publish()
@@ -272,7 +272,7 @@ class ShmTransport:
         firsts = [sum(counts[:rank]) for rank in range(self.size)]
         mine = firsts[self.rank]
         place = receive[mine : mine + counts[self.rank]]
-        apart = place.ctypes.data != send.ctypes.data  # else it is in place already
+        apart = place.ctypes.data != send.ctypes.data  # else it is already in place
         if self.size == 1:
             if apart:
                 place[:] = send
@@ -293,7 +293,7 @@ class ShmTransport:
             piece = send[start : start + half]
             segment.bytes[self.rank][first : first + len(piece)] = piece
             segment.publish()
-            if apart:  # now, as the piece is in cache and other ranks copy theirs meanwhile
+            if apart:  # now, while the piece is in cache and other ranks copy their pieces
                 place[start : start + half] = piece
             for peer in segment.others:
                 length = min(half, counts[peer] - start)
@@ -371,7 +371,7 @@ class ShmTransport:
         self._segment.report = report
 
     def report_parts(self, report: Parts | None) -> None:
-        """Ignore the request: there are no parts, one segment does everything."""
+        """Ignore the request: a single segment has no parts."""
 
     def abort(self, why: str) -> None:
         self._segment.abort(why)

@@ -1,10 +1,10 @@
 """The transport between hosts: authenticated TCP connections.
 
-Any two ranks have ``--tcp-streams`` connections for data; neighbours in the ``overlay`` have one
-for the board. ``rendezvous`` finds the other ranks through the store and connects them. ``link``
-moves data over the data connections (over several with ``stripes``). ``board`` carries notices, the
-reason of an abort, and the goodbye. A board connection is idle most of the time, so its end reveals
-the death of a rank to all others, whichever rank they are waiting for.
+Any two ranks have ``--tcp-streams`` data connections; neighbours in the ``overlay`` have one board
+connection. ``rendezvous`` finds the other ranks through the store and connects them. ``link`` moves
+data over the data connections (over several with ``stripes``). ``board`` carries notices, the
+reason of an abort, and the goodbye. A board connection is mostly idle, so its end reveals the death
+of a rank to all other ranks, even while they wait for a third rank.
 """
 
 from farandole.base.contracts import End

@@ -1,13 +1,12 @@
 """The notice board over one connection per neighbour, which also carries the reason of an abort and
 the goodbye.
 
-Up to ``overlay.DIRECT`` ranks are all neighbours; more form a tree (``overlay``) and forward the
-messages. Only ``wait`` blocks. Bytes that a neighbour does not accept at once stay in its outbox;
-they are sent whenever the board, or the link while it waits for data, checks the connections. A
-round is collected only once its messages are sent, so a rank may ignore the board after
-``collect``. A rank of a tree whose program is computing has a thread that forwards messages from
-time to time: a round cannot end without that rank, but the others learn which ranks are missing,
-and why the wire was aborted.
+Up to ``overlay.DIRECT`` ranks are all neighbours; more ranks form a tree (``overlay``) and forward
+messages. Only ``wait`` blocks. Bytes not yet accepted by a neighbour stay in its outbox; they are
+sent whenever the board, or the link while it waits for data, checks the connections. A round is
+collected only once its messages are sent, so a rank may ignore the board after ``collect``. In a
+tree, a thread forwards messages periodically while the program computes: a round cannot end without
+that rank, but the other ranks learn which ranks are missing, and why the wire was aborted.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from farandole.net import liveness
 from farandole.net.handshake import HEAD, TAG, Session, TamperedError
 
 _POST, _ABORT = b"p", b"a"  # the first byte of a frame
-_LIMIT = 1 << 32  # most bytes of a frame
-_READ = 1 << 18  # most bytes of one system call
+_LIMIT = 1 << 32  # maximum bytes of a frame
+_READ = 1 << 18  # maximum bytes of one system call
 _SPIN = 200e-6  # seconds for which a reader polls for a message before it sleeps
 _UNREACHABLE = (
     errno.ETIMEDOUT,
@@ -40,15 +39,15 @@ _UNREACHABLE = (
     errno.ENETDOWN,
     errno.EHOSTDOWN,
 )
-_FAREWELL = 1.0  # seconds that a peer has to receive the last messages
+_FAREWELL = 1.0  # seconds for a peer to receive the last messages
 
 
 class TcpBoard:
     """One rank's board.
 
     ``sessions``: by rank, None where there is no connection; their sockets are non-blocking.
-    ``parent``: the board of the wire that this one was split from; losing it loses this one, too.
-    ``names``: the numbers of the ranks in messages and errors.
+    ``parent``: the board of the parent wire, whose loss is also the loss of this one. ``names``:
+    the numbers of the ranks in messages and errors.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class TcpBoard:
         self.lost: PeerLostError | WireError | None = None  # set once, permanently
         # the link's data connections, with their peers
         self.data: Sequence[tuple[int, socket.socket]] = ()
-        self.connections = select.epoll()  # readable when a peer sent something
+        self.connections = select.epoll()  # readable when a peer has sent data
         # readable permanently once the wire is lost
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rounds = BoardRounds(place.rank, place.size)
-        self._gone: dict[int, None] = {}  # ranks that left in order, the first one first
+        self._gone: dict[int, None] = {}  # ranks that left in order, in the order of departure
         self._news = False
         self._reported = False  # whether the loss was sent to all ranks
         self._closed = False
@@ -94,8 +93,8 @@ class TcpBoard:
             f"farandole-relay-{self.rank}",
         )
         for first in list(self._peers.values()):
-            # bytes that came with the handshake are buffered in the stream, where epoll does not
-            # see them
+            # bytes received with the handshake are buffered in the stream, where epoll does not see
+            # them
             self._read(first)
         self._forwarder.start(self._pump_and_wake)
 
@@ -183,8 +182,8 @@ class TcpBoard:
                 under_way, seconds = liveness.silence(sock)
                 silences.setdefault(rank, []).append((under_way, min(seconds, most)))
             for rank, found in silences.items():
-                # Idle connections are probed each second; a sending one learns later that the peer
-                # is well.
+                # Idle connections are probed each second; a sending connection learns later that
+                # the peer is alive.
                 if (
                     any(busy for busy, _ in found)
                     and min(seconds for _, seconds in found) > liveness.LOST_SECONDS
@@ -193,8 +192,8 @@ class TcpBoard:
         self.check()
 
     def _check_needed(self) -> None:
-        """Raise PeerLostError for a rank that left in order if its own message is missing, or one
-        that it would have forwarded.
+        """Raise PeerLostError for a departed rank if its message is missing, or a message that it
+        would have forwarded.
         """
         if self._gone and self._rounds.posted:
             for rank in list(self._gone):
@@ -202,7 +201,7 @@ class TcpBoard:
                     raise left(self.names[rank])
 
     def pump(self) -> bool:
-        """Read and send as much as possible without waiting. Return True if a waiting thread should
+        """Read and send as much as possible without waiting. Return whether a waiting thread should
         check again.
         """
         with self._lock:
@@ -252,8 +251,8 @@ class TcpBoard:
                 self._lose(type(self._parent.lost)(str(self._parent.lost), self._parent.lost.rank))
 
     def loss_of(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
-        """Return the error for a data connection that ended, after waiting for the board's report
-        on ``rank``.
+        """Return the error for a closed data connection, after waiting for the board's report on
+        ``rank``.
         """
         end = time.monotonic() + seconds
         neighbour = self._peers.get(rank)
@@ -267,15 +266,15 @@ class TcpBoard:
         return type(self.lost)(str(self.lost), self.lost.rank)
 
     def fail(self, error: WireError) -> None:
-        """Fail the wire, which can no longer be trusted, and report the error to all ranks."""
+        """Fail the wire, which is no longer trustworthy, and report the error to all ranks."""
         with self._lock:
             self._lose(error, reason=f"rank {self.name} reports: {error}")
 
     def abort(self, why: str) -> None:
         """Report the abort to all ranks and end all waits here.
 
-        If the wire is lost already, report that loss: all ranks know the reason when this returns,
-        even if the connection from the rank that aborted first is slow.
+        If the wire is already lost, report that loss: all ranks know the reason when this returns,
+        even if the connection from the first aborting rank is slow.
         """
         with self._lock:
             if self._closed:
@@ -287,8 +286,8 @@ class TcpBoard:
             self._finish_sending()
 
     def close(self) -> None:
-        """Send the goodbye; if the wire is lost, the reason, so that ranks that have not noticed do
-        not blame this one.
+        """Send the goodbye or, if the wire is lost, the reason, so that ranks that have not noticed
+        the loss do not blame this rank.
         """
         self._forwarder.stop()
         with self._lock:
@@ -311,7 +310,7 @@ class TcpBoard:
 
     def _lose(self, error: PeerLostError | WireError, reason: str | None = None) -> None:
         """Mark the wire as lost. ``reason``: sent to all other ranks. In a tree every loss is sent,
-        as few ranks can see it.
+        because few ranks can detect it.
         """
         if self.lost is not None:
             return
@@ -348,7 +347,7 @@ class TcpBoard:
         try:
             while peer.outbox:
                 sent: list[int] = []
-                # a signal handler may raise after any call: this one both sends and records it
+                # a signal handler may raise after any call: this call both sends and records it
                 try:
                     sent.extend(map(peer.stream.send, (peer.outbox[0],)))
                 finally:
@@ -359,12 +358,12 @@ class TcpBoard:
         except BlockingIOError:
             blocked = True
         except OSError as error:
-            peer.outbox.clear()  # the peer is gone; its last message is still to be read
+            peer.outbox.clear()  # the peer is gone; its last message is not read yet
             self._on_broken(peer, error)
         if blocked != peer.blocked:
             peer.blocked = blocked
             self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
-            self._news = self._news or not blocked  # the round may be complete now
+            self._news = self._news or not blocked  # the round may now be complete
 
     def _read(self, peer: Neighbour) -> None:
         try:
@@ -374,7 +373,7 @@ class TcpBoard:
                 peer.unread += data
                 self._parse(peer)
                 if len(data) < _READ:
-                    return  # nothing more is available
+                    return  # no more bytes are available
         except BlockingIOError:
             return
         except TamperedError:
@@ -447,18 +446,18 @@ class TcpBoard:
     def _record_departures(self, source: Neighbour, ranks: Sequence[int]) -> None:
         """Record that these ranks have left in order."""
         self._gone.update(dict.fromkeys(ranks))
-        self._news = True  # a thread waiting for one of them should check
+        self._news = True  # a thread waiting for one of them must check
         self._forwarder.add_departures(source, ranks)
 
     def _on_broken(self, peer: Neighbour, error: OSError) -> None:
-        """Handle a broken connection. Its reason is available only once: the peer was silent for
-        too long, or another error.
+        """Handle a broken connection. Its reason is available only once: a timeout of the peer, or
+        another error.
         """
         if error.errno in _UNREACHABLE and peer.rank not in self._gone:
             self._lose(vanished(peer.name))
 
     def _hang_up(self, peer: Neighbour) -> None:
-        """Close a connection that has ended at either end."""
+        """Close a connection after its end."""
         if not peer.open:
             return
         peer.open = False

@@ -19,7 +19,7 @@ RELAY_SECONDS = 0.25  # between two runs of the forwarding thread
 
 
 class Neighbour:
-    """The connection to one rank, and the bytes read from it. ``name``: the rank's number in
+    """The connection to one rank, and the received bytes. ``name``: the rank's number in
     messages.
     """
 
@@ -30,20 +30,20 @@ class Neighbour:
         self.sock = session.sock
         self.stream = session.stream
         self.unread = bytearray()  # the start of a frame
-        self.length = -1  # of that frame, once its head has arrived
+        self.length = -1  # length of that frame, once its head has arrived
         self.outbox: deque[memoryview] = deque()
         self.open = True
-        self.blocked = False  # accepts no more bytes at the moment
-        # in a tree: the messages of other ranks still to be sent to this neighbour
+        self.blocked = False  # currently accepts no more bytes
+        # in a tree: the messages of other ranks to send to this neighbour
         self.forward_queue: ForwardQueue | None = None
-        self.departures: list[int] = []  # and the ranks whose goodbyes are still to be sent
+        self.departures: list[int] = []  # the ranks whose goodbyes are to be sent
 
 
 class Forwarder:
-    """Forwards messages to ``neighbours``, which is empty where ranks form no tree.
+    """Forwards messages to ``neighbours``, which is empty without a tree.
 
-    ``totals``: by neighbour, how many messages of a round come to it from this side. A thread
-    forwards from time to time while the program computes.
+    ``totals``: by neighbour, the number of messages per round that it receives from this side. A
+    thread forwards them periodically while the program computes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Forwarder:
         self._stopped = threading.Event()
 
     def start(self, look: Callable[[], None]) -> None:
-        """Call ``look`` periodically on a thread."""
+        """Call ``look`` periodically on a new thread."""
         if self.neighbours:
             self._thread = threading.Thread(
                 target=self._look_now_and_then, args=(look,), name=self._thread_name, daemon=True

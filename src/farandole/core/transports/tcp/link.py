@@ -1,12 +1,12 @@
-"""Data transfer over the data connections: full duplex, without deadlock if all ranks send first.
+"""Transfers over the data connections: full duplex, without deadlock if all ranks send first.
 
 Each message is a frame whose head and tail authenticate its length and its place in the sequence:
-forged or missing bytes end the wire. The content itself is not authenticated, which would halve the
-speed; with TLS it is.
+forged or missing bytes end the wire. The content itself is authenticated only with TLS, because
+this would halve the speed.
 
-While a send has to wait, arriving bytes from any rank are read: into their target if it is known,
-else aside (up to a limit per peer) for a later receive. So all ranks may send first and receive
-later.
+While a send waits, arriving bytes from any rank are read: into their target if it is known, else
+into a buffer (up to a limit per peer) for a later receive. All ranks may therefore send first and
+receive later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 20
 _REPORT_SECONDS = 0.5
 _SPIN = 200e-6  # seconds for which a receiver polls for a short message before it sleeps
-# messages up to this size in bytes are copied into one piece with their head and tail
+# messages up to this size in bytes are copied into one buffer with their head and tail
 JOINED = 16 << 10
 # bytes that may be sent to a rank before it receives them, for each connection
 AHEAD = 1 << 20
@@ -57,11 +57,11 @@ def connect(
     names: Sequence[int] = (),
     check: Callable[[], None] = lambda: None,
 ) -> TcpLink:
-    """Connect to all other ranks, which are found through ``store``.
+    """Connect to all other ranks, found through ``store``.
 
-    ``scope`` keeps the wires of one job apart: use a new one for every wire. ``host``: the
-    interface to listen on; ``streams``: connections for data to each rank; ``names``: the numbers
-    of the ranks in messages; default: 0, 1, 2, ...; ``check``: called while ranks are missing, see
+    ``scope`` distinguishes the wires of one job: use a new one for every wire. ``host``: the
+    interface to listen on; ``streams``: data connections to each rank; ``names``: the numbers of
+    the ranks in messages; default: 0, 1, 2, ...; ``check``: called while ranks are missing, see
     ``contracts.End``. Raises RendezvousError with the missing ranks after ``timeout`` seconds.
     """
     return _meet(
@@ -79,8 +79,8 @@ class _Incoming:
     """A message being received: the memory still to be filled, in order, and the expected head and
     tail.
 
-    A short one is received into ``room`` in one piece, with its head and tail, and then copied to
-    its target.
+    A short message is received into ``room`` in one piece, with its head and tail, and then copied
+    to its target.
     """
 
     def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
@@ -102,8 +102,8 @@ class _Incoming:
         self.begun = False
 
     def check(self, peer: int) -> None:
-        """Raise WireError if the head or the tail has arrived and is wrong. ``peer``: the sender's
-        number in messages.
+        """Raise WireError if a received head or tail is wrong. ``peer``: the sender's number in
+        messages.
         """
         if not self.begun and self._has_head():
             self.begun = True
@@ -147,7 +147,7 @@ def _advance(parts: list[memoryview], count: int) -> None:
 
 
 class TcpLink:
-    """One rank's end of the mesh. ``sessions``: the connections for data, by rank."""
+    """One rank's end of the mesh. ``sessions``: the data connections, by rank."""
 
     def __init__(
         self, rendezvous: TcpRendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard
@@ -174,7 +174,7 @@ class TcpLink:
         self._idle = 0.0  # seconds without any transfer
         self._readahead = [bytearray() for _ in range(self.size)]
         self._readahead_limit = ASIDE * rendezvous.streams
-        # peers that are not read from: their limit is reached, or they have closed the connection
+        # peers that are not read: their limit is reached, or they have closed the connection
         self._paused: set[int] = set()
         self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
         self._readiness = Readiness((board.connections.fileno(), board.stop))
@@ -213,8 +213,7 @@ class TcpLink:
             moved = self._send(outgoing, dst) if outgoing else 0
 
     def _poll(self, incoming: _Incoming, src: int) -> int:
-        """Poll for a short message, which arrives earlier than the kernel would wake a sleeping
-        thread.
+        """Poll for a short message, which arrives before the kernel would wake a sleeping thread.
 
         Return the number of bytes received.
         """
@@ -295,7 +294,7 @@ class TcpLink:
         return count
 
     def _take_readahead(self, parts: list[memoryview], src: int) -> int:
-        """Fill ``parts`` from bytes that were read ahead. Return their number."""
+        """Fill ``parts`` from bytes read ahead. Return their number."""
         aside, taken = self._readahead[src], 0
         for part in parts:
             count = min(len(aside) - taken, len(part))
@@ -308,7 +307,7 @@ class TcpLink:
         return taken
 
     def _select_inlet(self, peer: int) -> None:
-        """Wait for the connection that brings the next byte of ``peer``."""
+        """Wait for the connection with the next byte of ``peer``."""
         inlet = self._stripes[peer].inlet
         if inlet is not self._inlets[peer]:
             self._listen_to(peer, wanted=False)
@@ -365,7 +364,7 @@ class TcpLink:
                 data = b""
             aside += data
             if not data or len(aside) >= self._readahead_limit:
-                self._paused.add(peer)  # a hang-up is an error only once the peer is needed
+                self._paused.add(peer)  # a hang-up is an error only if the peer is needed
                 self._listen_to(peer, wanted=False)
                 return
             if not striped:
@@ -375,7 +374,7 @@ class TcpLink:
 
     def split(self, ranks: Sequence[int]) -> TcpLink | None:
         """Return a link among ``ranks``, in that order, over its own connections; None on a rank
-        that is not among them.
+        outside them.
         """
         return self._split(ranks, self._rendezvous.streams)
 
@@ -418,7 +417,7 @@ class TcpLink:
     def abort(self, why: str) -> None:
         """Wake every waiting rank, on this wire and its splits.
 
-        This wire comes first: a rank that a split wakes then finds this wire lost, too.
+        This wire is aborted first: a rank woken by a split then finds this wire lost, too.
         """
         self.board.abort(why)
         for child in self._children:

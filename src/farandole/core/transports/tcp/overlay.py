@@ -1,8 +1,8 @@
 """The board connections of a rank. Pure.
 
-Few ranks are all connected to each other: one latency. Many ranks form a tree, in which each
-forwards messages. Every subtree is a range of ranks that starts with its root. Ranks of one host
-are therefore near each other, and equal messages of a subtree form one run.
+Few ranks are all connected to each other, which costs one latency. Many ranks form a tree and
+forward messages. Every subtree is a range of ranks that starts with its root. Ranks of one host are
+therefore near each other, and equal messages of a subtree form one run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-# up to this number, all ranks are connected: with more, sending costs more than a tree's latencies
+# up to this number, all ranks are connected: with more, sends cost more than a tree's latencies
 DIRECT = 32
 # children of a rank in the tree: with 1,111 ranks the farthest is three steps from the root
 FANOUT = 10
@@ -20,8 +20,8 @@ class Overlay(NamedTuple):
     """The place of ``rank`` among ``size``.
 
     ``beyond``: for each neighbour, the number of ranks whose messages arrive through it.
-    ``subtrees``: the subtrees that contain this rank, from the whole tree to its own; empty without
-    a tree.
+    ``subtrees``: the subtrees that contain this rank, from the complete tree to its own; empty
+    without a tree.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class Overlay(NamedTuple):
         return bool(self.subtrees)
 
     def severed(self, gone: int) -> tuple[range, ...]:
-        """Return the ranks that are out of reach when ``gone`` is lost."""
+        """Return the ranks that become unreachable if ``gone`` is lost."""
         if not self.relays:
             return (range(gone, gone + 1),)
         for above, below in pairwise(self.subtrees):
@@ -57,7 +57,7 @@ def overlay(rank: int, size: int) -> Overlay:
 
 
 def _descent(rank: int, size: int) -> tuple[range, ...]:
-    """Return the subtrees that contain ``rank``, from the whole tree to its own."""
+    """Return the subtrees that contain ``rank``, from the complete tree to its own."""
     found = [range(size)]
     while found[-1].start != rank:
         found.append(next(child for child in _children(found[-1]) if rank in child))

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 
 class Readiness:
-    """An epoll for sockets whose watched events change often. ``always``: descriptors to watch
-    permanently for reading.
+    """An epoll for sockets whose watched events change often. ``always``: descriptors that are
+    always watched for reading.
     """
 
     def __init__(self, always: Iterable[int]) -> None:
@@ -31,7 +31,7 @@ class Readiness:
         elif events:
             self._epoll.register(sock, events)
         elif before:
-            # epoll reports hang-ups even without any events
+            # epoll reports hang-ups even without events
             self._epoll.unregister(sock)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """Discovery of the ranks of a TCP mesh.
 
 Every rank listens on each of its interfaces and writes the addresses to the store under
-``tcp/<scope>/<rank>``. It dials all lower ranks and is dialled by all higher ones: ``streams``
-times for data, and once more between neighbours of the board. The first address of a peer that
-answers is used. Both ends prove that they know the job's secret before any byte is trusted. The
+``tcp/<scope>/<rank>``. It dials all lower ranks and is dialled by all higher ranks: ``streams``
+times for data, and once more between neighbours of the board. The first responding address of a
+peer is used. Both ends prove that they know the job's secret before any byte is trusted. The
 listeners close once all ranks are connected.
 """
 
@@ -31,9 +31,9 @@ from farandole.net import interfaces, liveness
 from farandole.net.handshake import Newcomers, Session, authenticate
 from farandole.net.store.protocol import KeyValueStore
 
-DATA, BOARD, MORE = 0, 1, 2  # from MORE on: further connections for data
+DATA, BOARD, MORE = 0, 1, 2  # from MORE on: further data connections
 SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
-PATIENCE = 5.0  # seconds that one handshake may take
+PATIENCE = 5.0  # maximum seconds of one handshake
 # seconds for each of several addresses of a peer at the first attempt; doubled at each further one
 FIRST = 0.5
 _HELLO = struct.Struct("<IB")  # the dialling rank, and the connection
@@ -44,20 +44,20 @@ _logged_networks: set[str] = set()  # the networks that this process has logged
 
 
 class _Reachability:
-    """The networks that have answered, and the time since which the dialled host is silent."""
+    """The networks that have answered, and the silence of the dialled host."""
 
     def __init__(self) -> None:
         self.last_sign = 0.0  # time of the last sign of life of the dialled peer's host
-        self.silent = False  # whether one of its addresses was silent since
+        self.silent = False  # whether one of its addresses has been silent since
         self._reached: set[str] = set()  # networks on which peers answered
-        self._failed: set[str] = set()  # networks on which peers did not
+        self._failed: set[str] = set()  # networks on which peers did not answer
 
     def silence(self) -> float:
         """Return the seconds since the last sign of life of the dialled peer's host."""
         return time.monotonic() - self.last_sign
 
     def order(self, addresses: list[str]) -> list[str]:
-        """Return the addresses, the most promising first."""
+        """Return the addresses, most promising first."""
         if len(addresses) <= 1:
             return addresses
         return interfaces.order(addresses, self._reached, self._failed)
@@ -69,11 +69,11 @@ class _Reachability:
 
 
 class TcpRendezvous:
-    """One rendezvous. ``run`` returns the sessions by rank: the list for data, and the board's or
-    None.
+    """One rendezvous. ``run`` returns the sessions by rank: the list of data connections, and the
+    board connection or None.
 
-    ``host``: this host's addresses, separated by commas, the preferred one first, each with its
-    prefix if known. ``streams``: connections for data between two ranks. Raises SettingsError if
+    ``host``: this host's addresses, separated by commas, in order of preference, each with its
+    prefix if known. ``streams``: data connections between two ranks. Raises SettingsError if
     ``streams`` differs between ranks, and RendezvousError with the missing ranks after ``timeout``
     seconds.
     """
@@ -203,8 +203,8 @@ class TcpRendezvous:
         """Connect to a lower rank.
 
         If it does not answer, its entry in the store may be outdated and is read again. Raises
-        RendezvousError if its host, which has set an entry, shows no sign of life: it is
-        unreachable from this one.
+        RendezvousError if there is an entry, but the host shows no sign of life: it is unreachable
+        from this host.
         """
         patience = FIRST
         reachability = self._reachability
@@ -238,13 +238,13 @@ class TcpRendezvous:
                 raise self._unreachable([peer, *self._silent_peers(peer)])
             try:
                 self._pause()
-            except PeerLostError as error:  # another rank has given up first
+            except PeerLostError as error:  # another rank gave up first
                 if reachability.silence() < liveness.LOST_SECONDS / 2:
                     raise
                 raise self._unreachable([peer]) from error
 
     def _unreachable(self, peers: Sequence[int]) -> RendezvousError:
-        """Return the error for ranks that have set an entry, and whose hosts are silent."""
+        """Return the error for ranks that have set an entry, but whose hosts are silent."""
         entry = self.store.try_get(self._key(peers[0])) or b""
         return RendezvousError(
             f"rank {self.names[self.rank]} cannot reach rank {self.names[peers[0]]}"
@@ -254,8 +254,8 @@ class TcpRendezvous:
         )
 
     def _silent_peers(self, known: int) -> list[int]:
-        """Return one rank of each silent host, apart from the host of the rank ``known``: the host
-        of this rank may be the one without a network.
+        """Return one rank of each silent host except the host of the rank ``known``: this rank's
+        host may be the one without a network.
         """
         entries = self.store.gather(f"tcp/{self.scope}", self.size, 0.0)
         listeners = {peer: _listeners(entry) for peer, entry in enumerate(entries) if entry}
@@ -270,8 +270,8 @@ class TcpRendezvous:
         return [peer for peer, found in asked.items() if silent.issuperset(found)]
 
     def _try_address(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
-        """Connect to one address of ``peer``. Return False, with the reason in ``trouble``, if that
-        fails.
+        """Connect to one address of ``peer``. Return False, with the reason in ``trouble``, on
+        failure.
         """
         reachability = self._reachability
         lost = reachability.last_sign + liveness.LOST_SECONDS - time.monotonic()
@@ -314,8 +314,8 @@ class TcpRendezvous:
         time.sleep(0.05)
 
     def _all_entries(self) -> list[bytes | None]:
-        """Return all ranks' entries from one request. Separate requests would be as many as there
-        are pairs of ranks.
+        """Return all ranks' entries from one request. Separate requests would number as many as
+        pairs of ranks.
         """
         while True:
             found = self.store.gather(
@@ -390,7 +390,7 @@ class TcpRendezvous:
             if not self.open:
                 sock.close()
                 return
-            # the same rank dialled again: it did not receive the welcome
+            # the same rank dialled again, without having received the welcome
             old = self.sessions.get((peer, channel))
             self.sessions[peer, channel] = session
             self.changed.notify_all()
@@ -421,7 +421,7 @@ def _hosts(entry: bytes) -> str:
 
 
 def _listeners(entry: bytes) -> dict[str, str]:
-    """Return the ports by address in the entry of a rank."""
+    """Return the ports in the entry of a rank, by address."""
     listeners = entry.decode().partition(";")[0].split(",")
     split = (listener.rpartition("|") for listener in listeners)
     return {interfaces.parted(address)[0]: port for address, _, port in split}

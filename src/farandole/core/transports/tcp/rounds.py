@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _RUN = struct.Struct("<III")  # first rank, number of ranks, bytes of the message
 HOLD = 1e-3  # seconds for which messages are held to be sent together
-HOLD_MORE = 50e-3  # the same, once others of this round have been sent
+HOLD_MORE = 50e-3  # the same, once other messages of this round have been sent
 
 
 class MessageRun(NamedTuple):
@@ -22,9 +22,7 @@ class MessageRun(NamedTuple):
 
 
 class BoardRounds:
-    """The messages of the current round and of the next: a rank that has collected may post
-    again.
-    """
+    """The messages of the current and the next round: a rank that has collected may post again."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -35,7 +33,7 @@ class BoardRounds:
 
     def put(self, first: int, message: bytes, ranks: int = 1) -> bool:
         """Store the ``message`` of ``ranks`` ranks from ``first`` on. Return False if it is two
-        rounds early, which is an error of the sender.
+        rounds early, which is the sender's error.
         """
         row = self._now
         if row[first] is None:
@@ -80,15 +78,15 @@ class ForwardQueue:
     """The messages to forward to one neighbour: one from each rank on this side, ``total`` in a
     round.
 
-    They are sent together once the round is complete. Before that, the available ones are sent
-    after a while, so that all ranks learn that a round has begun, and which ranks are missing.
+    They are sent together once the round is complete. Earlier, the available messages are sent
+    after a while, so that all ranks learn of the new round and its missing ranks.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._finished = b""  # rounds with all their messages
         self._runs: list[MessageRun] = []  # of the incomplete round
-        self._kept = self._gone = 0  # messages of that round: kept in ``runs``, and sent
+        self._kept = self._gone = 0  # messages of that round: kept in ``runs``, and already sent
         self._since = 0.0
 
     def add(self, run: MessageRun, now: float) -> None:
@@ -153,8 +151,8 @@ def packed(runs: Sequence[MessageRun]) -> bytes:
 
 
 def unpacked(data: bytes, size: int) -> Iterator[MessageRun]:
-    """Yield the runs in packed ``data``. Raises ValueError for bytes that are not runs of ``size``
-    ranks.
+    """Yield the runs in packed ``data``. Raises ValueError unless ``data`` consists of runs of
+    ``size`` ranks.
     """
     place = 0
     while place < len(data):

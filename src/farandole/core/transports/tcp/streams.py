@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PIECE = 1 << 20  # bytes of one system call
-_LOOK = 0.5  # seconds without any event before the peers' hosts are checked
+_LOOK = 0.5  # seconds without an event before the peers' hosts are checked
 
 
 class TcpStreams:

@@ -1,8 +1,8 @@
 """One byte stream over several connections to a rank, for networks that one connection does not
 saturate.
 
-Blocks go over the connections in turn, so both ends know from the byte count which one carries the
-next block, without any header. A slow connection delays the others.
+Blocks use the connections in turn, so the byte count determines the connection of the next block,
+without a header. A slow connection delays the others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from farandole.net.handshake import Session, Stream
 
-# bytes: the unit in which TLS encrypts, and small compared with the kernel's buffers of a
-# connection
+# bytes: the unit of TLS encryption, and small compared with the kernel's buffers of a connection
 BLOCK = 1 << 17
 
 
@@ -35,7 +34,7 @@ class Stripes:
 
     @property
     def inlet(self) -> socket.socket:
-        """The connection that brings the next byte."""
+        """The connection with the next byte."""
         return self._socks[self._turn(self._received)]
 
     def send(self, data: Any) -> int:
@@ -62,8 +61,8 @@ class Stripes:
         """Receive into ``buffers``. Return four values as sockets do; the first is the number of
         bytes.
 
-        Less than a full buffer does not mean that there is no more: the next block may have
-        arrived.
+        A partly filled buffer does not mean that no more bytes are available: the next block may
+        have arrived.
         """
         stream = self._streams[self._turn(self._received)]
         got = stream.recvmsg_into(front(buffers, BLOCK - self._received % BLOCK))
