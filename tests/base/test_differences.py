@@ -1,4 +1,4 @@
-"""What users read when ranks hold other models."""
+"""Messages about ranks that hold different models."""
 
 from __future__ import annotations
 

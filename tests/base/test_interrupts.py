@@ -1,4 +1,4 @@
-"""Exceptions that a signal has brought are told from others."""
+"""Exceptions that a signal has raised are distinguished from others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.base.interrupts import interrupts
 
 
 class Preempted(Exception):
-    """What programs of Slurm raise when their time is nearly over."""
+    """An exception as Slurm programs raise it shortly before their time limit."""
 
 
 def deeper() -> None:

@@ -1,4 +1,4 @@
-"""Unnamed calls in another order on a rank are told from branches, by their lines."""
+"""Unnamed calls in a different order on a rank are distinguished from branches, by their lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kits.messages import mentions
 
 
 def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> CallReport:
-    """CallRecorder at the places of ``order``, a letter each."""
+    """Return the CallReport of calls at the places of ``order``, one letter each."""
     places = sorted(set(order))
     calls = {number: places.index(place) for number, place in enumerate(order, begin)}
     return CallReport(

@@ -1,4 +1,4 @@
-"""Findings have stable codes, and are kept for whoever shows them."""
+"""Findings have stable codes, and are kept for readers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Ranked:
-    """An engine, as far as reports need one."""
+    """A minimal engine for reports."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -1,5 +1,5 @@
-"""A job that exchanges no gradients is told so at its end; one that does, predicts or fails is left
-in peace.
+"""A job that exchanges no gradients is reported at its end; jobs that exchange, predict or fail are
+not.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Heard(logging.Handler):
 
 
 def heard(fn: Any) -> list[str]:
-    """What rank 0 is told at the end of a job of two ranks that does ``fn(rank)``."""
+    """Return rank 0's warnings at the end of a job of two ranks that runs ``fn(rank)``."""
 
     def program(rank: int) -> list[str]:
         from farandole.base.log import logger

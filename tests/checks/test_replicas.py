@@ -1,5 +1,5 @@
-"""What is made of the ranks' digests: who differs, in what, why, and what to do; and silence where
-nothing is wrong.
+"""Findings from the digests of the ranks: differing ranks, values, cause and cure; none if nothing
+is wrong.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_state_that_some_ranks_have_alone() -> None:
 
 
 def test_parameters_that_came_later() -> None:
-    """The others were alike, and are; a checkpoint that ranks loaded is no cause of it."""
+    """The other parameters were and are equal; a checkpoint loaded by all ranks is not the cause."""
     history = History()
     assert told(ReplicaReport((1,)), ReplicaReport((1,)), history=history, step=2) == ""
     text = told(ReplicaReport((2, 3)), ReplicaReport((2, 4)), history=history, step=4)
@@ -157,7 +157,7 @@ def test_some_ranks_read_the_same_data() -> None:
     st.integers(0, 4),
 )
 def test_equal_ranks_are_not_reported(weights: list[tuple[int, int]], joined: int) -> None:
-    """Whatever the weights of a step are; ranks that have joined, or know nothing, do not count."""
+    """For any weights of a step; ranks that have joined, or have no report, do not count."""
     history = History()
     for step, each in enumerate(weights, 1):
         reports: list[ReplicaReport | None] = [
@@ -209,7 +209,7 @@ def test_a_digest_knows_type_shape_and_bits() -> None:
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
 def test_gradients_that_tell_nothing_about_data(value: float) -> None:
-    """A loss that is NaN on all ranks gives all of them the same gradients."""
+    """A loss that is NaN on all ranks gives equal gradients."""
     gradient = np.ones(3, np.float32)
     assert gradient_digest(gradient)
     gradient[:] = value

@@ -28,7 +28,7 @@ def bash_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Return bash's completions of the last word."""
     quoted = " ".join(f"'{word}'" for word in words)
     state = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}"
     code = f"source {file}; {state}; _farandole; printf '%s\\n' \"${{COMPREPLY[@]}}\""

@@ -24,7 +24,7 @@ from tests.kits.patience import PATIENT
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that the command line would have started."""
+    """Collect the jobs that the command line would start."""
     jobs: list[Job] = []
     monkeypatch.setattr(driver, "run", jobs.append)
     return jobs
@@ -361,7 +361,7 @@ class TestRun:
     def test_a_variable_that_is_not_set(
         self, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """It would mean another job: on this machine, without files."""
+        """It would start a different job: on this machine, without files."""
         assert cli.main(["run", "-np", "1", *words, "true"]) == 2
         name = words[0].rstrip("=")
         assert capsys.readouterr().err.startswith(f"farandole: the value of {name} is empty")
@@ -381,7 +381,7 @@ class TestRun:
         assert all(f"\n{each.group}:\n" in text for each in settings_of(Settings))
 
     def test_the_flags_are_these(self) -> None:
-        """A new flag is a decision: it is written here too."""
+        """A new flag is a decision, so it is also written here."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
         assert names == {each.flag for each in settings_of(Settings)} | {
             "-np",

@@ -1,4 +1,4 @@
-"""The command ``horovodrun``: its flags, its configuration file, its output, its end."""
+"""The command ``horovodrun``: its flags, configuration file, output and end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLAGS = """
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that ``main`` would run."""
+    """Collect the jobs that ``main`` would run."""
     jobs: list[Job] = []
     monkeypatch.setattr(driver, "run", lambda job: jobs.append(job) or [])
     return jobs
@@ -173,7 +173,7 @@ def test_a_flag_wins_over_the_environment(
 
 
 def test_ranks_see_the_given_settings() -> None:
-    """Also what is the default anyway, and a flag rather than the environment."""
+    """Also settings equal to the default, and flags instead of the environment."""
     around = {"HOROVOD_FUSION_THRESHOLD": "67108864", "HOROVOD_CACHE_CAPACITY": "6"}
     given = [
         "--cache-capacity",
@@ -448,7 +448,7 @@ def test_version() -> None:
 
 
 def test_the_module_is_the_command_too() -> None:
-    """``python -m horovod.runner.launch -np 16 python ...`` stands in scripts."""
+    """Scripts contain ``python -m horovod.runner.launch -np 16 python ...``."""
     code = "import farandole.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
     done = tools.python("-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (

@@ -1,4 +1,4 @@
-"""docs/migration.md: its table covers Horovod's API, and what it says to work is there."""
+"""docs/migration.md: its table covers Horovod's API, and names marked as working exist."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def names(row: list[str]) -> list[str]:
 
 
 def is_here(module: str) -> bool:
-    """Is the framework installed that the module is about, if it is about one? tests/<framework>
-    look at the others.
+    """Return whether the framework of the module, if any, is installed; tests/<framework> check the
+    others.
     """
     parts = module.split(".")[1:]
     about = [

@@ -1,4 +1,4 @@
-"""What can be imported from ``horovod`` and ``sparkdl``, what cannot, and what is said then."""
+"""Names that can be imported from ``horovod`` and ``sparkdl``, and the errors for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module, and of the choice between Keras 2 and 3."""
+    """Return the statements of a module, including the choice between Keras 2 and 3."""
     for node in body:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith(
             ("keras_2()", "== '__main__'")

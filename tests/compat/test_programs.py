@@ -1,6 +1,4 @@
-"""Programs written for Horovod run under its own command and under ours, without a changed
-character.
-"""
+"""Programs written for Horovod run unmodified under horovodrun and farandole run."""
 
 from __future__ import annotations
 

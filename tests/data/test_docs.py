@@ -1,4 +1,4 @@
-"""docs/data.md: its programs run, and print what it says."""
+"""The programs of docs/data.md run, and print the documented output."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from farandole.data.steps import EVEN, Steps
 
 
 def whole(order: Order, blocks: list[int]) -> list[int]:
-    """The order as numbers of rows in the files, lane by lane and step by step."""
+    """Return the order as row numbers of the files, by lane and step."""
     starts = np.cumsum([0, *blocks])
     lanes = []
     for lane in range(order.lanes):
@@ -24,7 +24,7 @@ def whole(order: Order, blocks: list[int]) -> list[int]:
 
 
 def taken(order: Order, blocks: list[int], begin: int, rank: int, size: int) -> list[int]:
-    """A rank's rows, by its strands."""
+    """Return a rank's rows, by its strands."""
     starts = np.cumsum([0, *blocks])
     found: dict[int, int] = {}
     for strand in order.strands(begin, rank, size):
@@ -70,7 +70,7 @@ def test_every_seed_and_epoch_has_its_own_order() -> None:
 
 
 def test_the_order_is_the_same_tomorrow() -> None:
-    """Training that goes on with another version of numpy, or of this, goes on in the same
+    """Training that continues with a different version of numpy, or of Farandole, has the same
     order.
     """
     order = [3, 10, 1, 11, 0, 9, 2, 8, 7, 14, 5, 15, 4, 13, 6, 12]

@@ -1,4 +1,4 @@
-"""The order that is computed: a permutation, mixed, the same everywhere."""
+"""The computed order: a permutation, well mixed, the same everywhere."""
 
 from __future__ import annotations
 

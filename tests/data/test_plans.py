@@ -1,6 +1,6 @@
-"""What tells DataFrames apart whose plan only a server has (Spark Connect).
-
-Those of a session with a JVM of its own are in tests/spark/test_local.py."""
+"""Digests of DataFrames whose plan only a server has (Spark Connect). Sessions with a JVM are
+tested in tests/spark/test_local.py.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from farandole.data.written_frames import WriteOptions, WrittenFrame
 
 
 class Frame:
-    """As Spark Connect's: the server looks at the view each time it is asked, and a DataFrame keeps
-    the answer.
+    """Like a DataFrame of Spark Connect: the server reads the view on each request, and a DataFrame
+    caches the answer.
     """
 
     def __init__(self, view: SimpleNamespace) -> None:

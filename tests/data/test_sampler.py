@@ -1,4 +1,4 @@
-"""Samplers: the same order for any number of ranks, resumed by others, uneven ends."""
+"""Samplers: the same order for any number of ranks, also after resuming, with uneven ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dealt(size: int, length: int, **how: object) -> list[list[int]]:
 
 
 def woven(parts: list[list[int]]) -> list[int]:
-    """The global order that the ranks took together."""
+    """Return the global order that the ranks took together."""
     return [index for row in zip(*parts, strict=True) for index in row]
 
 
@@ -163,7 +163,7 @@ def test_indices_can_be_recorded_as_they_come() -> None:
 
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Who we are in the job; a test may change it."""
+    """The rank and size of this process; a test may change them."""
     who = [(0, 2)]
     place = lambda: Placement(rank=who[0][0], size=who[0][1])  # noqa: E731
     monkeypatch.setattr(session, "placement", place)

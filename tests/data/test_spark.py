@@ -1,6 +1,4 @@
-"""What ``from_spark`` says of things that are no DataFrame of Spark. Its work is shown in
-tests/spark/test_local.py.
-"""
+"""``from_spark`` refuses other objects. Its results are tested in tests/spark/test_local.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Stores: paths as Horovod's had them, contents, runs and what is kept of them, on a disk and
-elsewhere.
-"""
+"""Stores: Horovod's paths, contents, and kept runs, on a disk and remotely."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ fsspec = pytest.importorskip("fsspec")
 
 @pytest.fixture(params=["disk", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """``memory://`` stands for object stores: it has no folders, and no paths on this machine."""
+    """``memory://`` represents object stores: without folders, and without local paths."""
     if request.param == "disk":
         yield Store.create(str(tmp_path / "work"))
         return

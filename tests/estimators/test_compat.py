@@ -74,7 +74,7 @@ def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path)
 
 
 def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_path: Path) -> None:
-    """As Horovod's programs make it: whatever the number, the folder is taken."""
+    """As Horovod's programs create it: the folder is used for any number."""
     from farandole.data import Store
     from farandole.estimators import TorchEstimator
     from farandole.estimators.spark.prepare import clear_training_cache, prepare_data
@@ -112,8 +112,8 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
 
 
 def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path) -> None:
-    """As SynapseML's classifiers of texts do: a row's text becomes columns of their own in
-    training, and again in predictions, by the model's function of a row.
+    """As SynapseML's text classifiers do: the model's row function turns a row's text into new
+    columns, in training and in predictions.
     """
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from farandole.estimators import LightningEstimator, LightningModel

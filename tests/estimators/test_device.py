@@ -1,4 +1,4 @@
-"""Which GPU a rank sees: no rank, no framework, no GPU."""
+"""The GPU of a rank, without ranks, frameworks or GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_rank_sees_one_gpu(
 
 
 def test_ranks_import_neither_pyspark_nor_another_framework() -> None:
-    """Which takes memory and time on each of them."""
+    """These imports would cost memory and time on each rank."""
     names = "farandole.estimators.trainers.rank, farandole.estimators.trainers.torch.trainer"
     heavy = "{'pyspark', 'keras', 'tensorflow', 'lightning'} & {*sys.modules}"
     subprocess.run(

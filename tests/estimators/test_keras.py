@@ -1,4 +1,4 @@
-"""KerasEstimator: what it trains is what a plain loop of Keras trains on the same rows."""
+"""KerasEstimator trains like a plain loop of Keras on the same rows."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) 
 
 @keras.saving.register_keras_serializable("tests")
 class Two(keras.Model):
-    """Has no weights until it sees rows."""
+    """A model without weights until it sees rows."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -26,7 +26,7 @@ from tests.kits.messages import mentioning
 
 @keras.saving.register_keras_serializable("tests")
 class Heads(keras.Model):
-    """Its outputs have names, in another order than that of the alphabet."""
+    """A model with named outputs, not in alphabetical order."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -74,9 +74,7 @@ def test_unnamed_inputs_and_outputs_work_on_every_backend(
 def assert_trained_as_by_keras(
     made: KerasEstimator, data: Any, given: Any, **compiled: Any
 ) -> None:
-    """An epoch in this process, on the backend that Keras has here, against that of ``fit`` on
-    arrays.
-    """
+    """Compare an epoch in this process, on the present backend of Keras, with ``fit`` on arrays."""
     model, spec = made.getModel(), made._spec(data, None)
     model.compile(keras.optimizers.SGD(RATE), **compiled)
     begun = model.get_weights()
@@ -94,7 +92,7 @@ def assert_trained_as_by_keras(
 
 
 class Squares(keras.losses.Loss):
-    """A loss of the user's own, whose shapes Keras does not match."""
+    """A custom loss, whose shapes Keras does not match."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return keras.ops.square(y_true - y_pred)
@@ -186,7 +184,7 @@ def test_a_subclass_that_takes_a_dict_gets_columns_by_name(called: bool, tmp_pat
 
 
 def called_with(packed: Any, **arrays: Any) -> Any:
-    """What inference makes of the columns."""
+    """Return the inputs that inference makes from the columns."""
     return np.ravel(open_model(packed, Execution())(arrays))
 
 

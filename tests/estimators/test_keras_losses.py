@@ -20,7 +20,7 @@ from tests.kits.messages import mentioning
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_weight_0_do_not_count(backend: str, tmp_path: Path) -> None:
-    """Batches of nothing else neither."""
+    """Batches of only such rows do not count, either."""
     trained = []
     for label in (1.0, 1000.0):
         path = weighted(tmp_path, dict.fromkeys(range(20), 0), y=dict.fromkeys(range(20), label))

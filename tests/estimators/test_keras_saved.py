@@ -1,4 +1,4 @@
-"""Trained Keras models with losses, metrics and optimizers of the program's own, read again."""
+"""Trained Keras models with custom losses, metrics and optimizers, loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightningEstimator: a module of Lightning 2 is trained as by a plain loop on the same rows."""
+"""LightningEstimator trains a module of Lightning 2 like a plain loop on the same rows."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_lightning_module_trains_equally(tmp_path: Path) -> None:
-    """Its classes are not those of ``lightning``."""
+    """The classes of pytorch_lightning are not those of ``lightning``."""
     other = pytest.importorskip("pytorch_lightning")
     path = written(tmp_path)
     # after the second epoch

@@ -1,4 +1,4 @@
-"""More rows than a rank may hold: those of a fit do not pile up."""
+"""More rows than a rank may hold do not accumulate in a fit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ assert found == drawn(keras.utils.set_random_seed) == drawn(lambda number: seed_
     reason="Keras and TensorFlow are not there",
 )
 def test_seeds_of_keras_on_torch_do_not_load_tensorflow() -> None:
-    """It would take more memory of a rank than all else; and what is drawn is the same."""
+    """TensorFlow would take most of a rank's memory, and the random numbers are the same without
+    it.
+    """
     done = subprocess.run(
         [sys.executable, "-c", SEEDS],
         env={**os.environ, "KERAS_BACKEND": "torch"},

@@ -204,9 +204,9 @@ def test_frames_persisted_by_the_program_stay_persisted(spark: Any) -> None:
 
 
 def test_nondeterministic_frames_are_computed_once(spark: Any, tmp_path: Path) -> None:
-    """A sum of floating numbers depends on the order in which an exchange has them, in the last
-    bit, by which rows would fall to both sides, or to none; on a cluster each computation has an
-    order of its own.
+    """The last bit of a floating-point sum depends on the order of rows after an exchange, so rows
+    could fall on both sides of a split, or on none; on a cluster the order differs in each
+    computation.
     """
     spark.range(0, 100, 1, 2).selectExpr("id", "id % 7 AS k", "sin(id) AS v").write.parquet(
         str(tmp_path / "rows")
@@ -239,7 +239,7 @@ def test_nondeterministic_frames_are_computed_once(spark: Any, tmp_path: Path) -
 
 
 def test_a_session_that_cannot_persist_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """As Databricks' serverless ones; they have no plan here, either."""
+    """Databricks' serverless sessions; they have no plan here, either."""
     frame = Mock(spec=["persist", "storageLevel"], storageLevel=StorageLevel.NONE)
     frame.persist.side_effect = RuntimeError("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE")
     assert may_vary(frame)

@@ -1,4 +1,4 @@
-"""TorchEstimator: what it trains is what a plain loop of PyTorch trains on the same rows."""
+"""TorchEstimator trains like a plain loop of PyTorch on the same rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_rate_per_rank_is_scaled_while_training_and_comes_back(
 
 
 class Freeing(Callback):
-    """The first layer is trained from the second epoch on."""
+    """A callback that trains the first layer from the second epoch on."""
 
     def __init__(self, group: bool) -> None:
         self.group = group
@@ -128,7 +128,7 @@ def test_the_best_epoch_is_the_model_and_patience_ends_training(tmp_path: Path) 
     grows = torch.optim.SGD(wild.parameters(), lr=0.01)
 
     class Wilder(Callback):
-        """Each epoch from the fourth on is worse."""
+        """A callback that makes each epoch from the fourth on worse."""
 
         def on_epoch_begin(self, epoch: int) -> None:
             self.optimizer.param_groups[0]["lr"] = 0.01 if epoch < 3 else 30.0
@@ -375,7 +375,7 @@ def test_runs_have_their_own_names_and_record_their_origin(tmp_path: Path) -> No
 
 
 def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
-    """One row is left over, which is no batch of its own."""
+    """One row is left over, which makes no separate batch."""
     path, x = written(tmp_path, 65), torch.tensor(columns(65)["x"]).float()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=1.0), torch.nn.Linear(3, 1))
@@ -400,7 +400,7 @@ def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
-    """LBFGS its list of parameters: a step of a function that has made its gradients before."""
+    """LBFGS omits its list of parameters; a step must still use gradients computed before."""
 
     def step(
         model: Any,

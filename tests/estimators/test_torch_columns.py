@@ -27,7 +27,7 @@ from tests.kits.messages import mentioning
 
 
 class Named(torch.nn.Module):
-    """Two outputs, by the names of labels or in a list of them."""
+    """Two outputs, in a dictionary by label or in a list."""
 
     def __init__(self, named: bool) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
 
 
 class ByRow(TorchEstimator):
-    """As horovod.spark has it."""
+    """A row function as horovod.spark has it."""
 
     _by_row = True
 

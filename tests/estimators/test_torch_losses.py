@@ -18,7 +18,7 @@ from tests.kits.messages import mentioning
 
 
 def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -> None:
-    """A whole epoch is one batch, so that its mean is that over all rows."""
+    """A whole epoch is one batch, so its mean is the mean of all rows."""
     path, given = written(tmp_path), columns()
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -46,9 +46,7 @@ def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -
 
 @pytest.mark.parametrize("case", ["weights", "ignored", "sequence"])
 def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Path) -> None:
-    """By the weights of classes, and without labels that do not count, of which one rank may have
-    none.
-    """
+    """With class weights, and with ignored labels, which may be all labels of a rank."""
     found, numbers = columns(), np.random.RandomState(2)
     sequence = np.where(numbers.rand(ROWS, 2) < 0.6, -100, numbers.randint(0, 3, (ROWS, 2)))
     path = tmp_path / "classes.parquet"
@@ -147,7 +145,7 @@ def test_invalid_row_weights_are_reported_before_training(
 
 
 def test_wrong_weights_that_a_function_makes_end_the_training(tmp_path: Path) -> None:
-    """Those that files hold do not count then."""
+    """Weights in the files do not count then."""
 
     def shifted(rows: Any, by: float = 1.5) -> Any:
         return rows.assign(w=rows["w"].abs() - by)
@@ -164,7 +162,7 @@ def test_wrong_weights_that_a_function_makes_end_the_training(tmp_path: Path) ->
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rows_of_weight_0_do_not_count(ranks: int, tmp_path: Path) -> None:
-    """Batches of nothing else neither."""
+    """Batches of only such rows do not count, either."""
     none = dict.fromkeys(range(20), 0)
     trained = []
     for label in (1.0, 1000.0):
@@ -187,8 +185,8 @@ def test_rows_of_weight_0_do_not_count(ranks: int, tmp_path: Path) -> None:
 
 
 def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:
-    """As Horovod's get its local variables. A loss of the model's parameters is one of those on the
-    rank.
+    """Horovod's get its local variables. A loss on the model's parameters gets the parameters of
+    the rank.
     """
 
     def decaying(model: Any, label_columns: Any, scale: float = 0.5) -> Any:

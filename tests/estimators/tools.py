@@ -1,4 +1,4 @@
-"""What tests of estimators share."""
+"""Helpers for the tests of estimators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""More rows than a process may hold: predictions of files do not pile up. On Spark: test_spark."""
+"""More rows than a process may hold do not accumulate in predictions of files. On Spark:
+test_spark.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ HERE = Execution(1, "cpu")
 
 
 def called(model: Model, *arrays: Any, names: str = "x y") -> Any:
-    """Opened from what is sent, in a process that has nothing else."""
+    """Open the sent model in a process that has nothing else, and call it."""
     models._opened.clear()
     return open_model(model, HERE)(dict(zip(names.split(), arrays, strict=False)))
 
@@ -411,7 +411,7 @@ def times(factor: float) -> Any:
 
 
 def test_keras_functions_of_one_name_are_distinguished() -> None:
-    """Files of Keras have functions by their names alone: one of two would stand for both."""
+    """Keras files refer to functions only by name, so one of two would replace both."""
     keras = pytest.importorskip("keras")
 
     def model(*activations: Any) -> Any:
@@ -450,7 +450,7 @@ def test_keras_functions_of_one_name_are_distinguished() -> None:
 
 
 def test_code_of_the_program_keeps_its_file(tmp_path: Path) -> None:
-    """Where AutoGraph reads it: without it a layer of Keras 2 with an ``if`` of a tensor cannot be
+    """AutoGraph reads it: without it a layer of Keras 2 with an ``if`` of a tensor cannot be
     opened.
     """
     source = (

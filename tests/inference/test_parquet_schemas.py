@@ -1,4 +1,4 @@
-"""Predictions for files whose columns differ, and what footers say of columns."""
+"""Predictions for files with different columns, and the schemas in their footers."""
 
 from __future__ import annotations
 

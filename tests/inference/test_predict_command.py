@@ -107,7 +107,7 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_an_ended_command_leaves_nothing_in_temporary_folders(
     tmp_path: Path, number: int, np: int
 ) -> None:
-    """Nor has it anything there, once all of its processes have opened the model."""
+    """The folders are empty as soon as all processes have opened the model."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     (tmp_path / "own.py").write_text(

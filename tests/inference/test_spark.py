@@ -245,7 +245,7 @@ def test_rows_do_not_pile_up_in_the_worker(spark: Any) -> None:
 
 
 def test_null_is_not_nan_and_keeps_the_type_of_its_column(spark: Any) -> None:
-    """Nor is it in predictions. Spark before 4.1 hands over what pandas makes of columns."""
+    """Also in predictions. Spark before 4.1 passes columns converted by pandas."""
     rows = spark.createDataFrame(
         [(1.0, 1), (float("nan"), 2), (None, None)], "x double, n int"
     ).coalesce(1)
@@ -316,7 +316,7 @@ def test_large_integers_next_to_null_are_exact_or_an_error(spark: Any, kind: str
 
 @pytest.mark.parametrize("errors", ["raise", "column"])
 def test_nan_in_lists_and_structs_of_predictions_is_not_null(spark: Any, errors: str) -> None:
-    """Spark before 4.1 makes Python's lists of pandas' columns, for which NaN is null."""
+    """Spark before 4.1 converts pandas columns to Python lists, where NaN is null."""
     rows = spark.createDataFrame([(1.0,), (float("nan"),), (-1.0,)], "x double").coalesce(1)
     rows = rows if errors == "column" else rows.filter("x > 0 OR isnan(x)")
 
@@ -348,7 +348,7 @@ def test_nan_in_lists_and_structs_of_predictions_is_not_null(spark: Any, errors:
 
 
 def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
-    """Of what pandas has Arrow makes decimals of as many digits as the values need."""
+    """Arrow chooses the digits of decimals by the values of a pandas column."""
     small, large = Decimal("1.23"), Decimal("12345678.90")
     numbers = [small] * 100 + [large] * 50 + [None] * 50 + [large]  # a chunk has 100
     rows = spark.createDataFrame(
@@ -363,8 +363,8 @@ def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
 
 
 def test_columns_of_nulls_in_a_chunk_have_their_type(spark: Any) -> None:
-    """Of such a column pandas has no type, and the first chunk says what the columns are. A chunk
-    has 100 rows.
+    """pandas has no type for such a column, and the first chunk determines the types. A chunk has
+    100 rows.
     """
     kinds = "s string, b boolean, d decimal(5,2), l array<int>, r binary"
     given = ("a", False, Decimal("1.30"), [1, 2], b"\1\2")
@@ -460,7 +460,7 @@ def test_the_benchmarks_compare_equal_predictions(spark: Any, tmp_path: Path) ->
 
 
 def test_spark_connect_sends_the_model_along(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its server may be in this process: what is broadcast there, its functions do not find."""
+    """The server may be in this process: its functions do not find values broadcast here."""
     assert _sent(b"model").value == b"model"
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     assert _sent(b"model") == b"model"

@@ -1,4 +1,4 @@
-"""``tune``: what it chooses, and that the choice can be used."""
+"""The choices of ``tune``, and their use."""
 
 from __future__ import annotations
 

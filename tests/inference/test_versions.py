@@ -1,4 +1,4 @@
-"""Which model it is: of files, folders, and what was pickled."""
+"""Versions of models: files, folders, and pickled objects."""
 
 from __future__ import annotations
 

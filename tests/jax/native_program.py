@@ -1,4 +1,5 @@
-"""What ``test_native`` runs on two ranks: JAX's own collectives, against those over the host.
+"""The program of ``test_native`` on two ranks: JAX's own collectives, compared with collectives
+over the host.
 
 ``native_program.py [PLATFORM]``: cpu (Gloo's collectives) or cuda (NCCL's).
 """

@@ -1,4 +1,4 @@
-"""docs/api/jax.md is what the docstrings say."""
+"""docs/api/jax.md equals the docstrings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ranks that train different models with JAX, or read the same data, are told; others are left in
-peace.
-"""
+"""Ranks that train different models with JAX, or read the same data, are reported; others are not."""
 
 from __future__ import annotations
 

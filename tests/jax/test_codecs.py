@@ -45,7 +45,7 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
 
 
 def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
-    """One may be stepped in a program, and both may have been begun by one program."""
+    """One model may be stepped in a compiled program, and one program may have initialised both."""
 
     def fn(rank: int) -> None:
         import farandole.jax as hvd
@@ -104,8 +104,8 @@ def test_models_of_one_optimizer_vote_by_their_own_momentum() -> None:
 
 
 def test_multi_steps_around_a_stateful_optimizer_is_refused() -> None:
-    """It computes each pass, and drops all but the last one: a codec, or a server, would count them
-    all.
+    """MultiSteps computes each pass and drops all but the last: a codec or a server would count
+    them all.
     """
 
     def fn(rank: int) -> None:
@@ -189,7 +189,7 @@ def test_an_optimizer_made_in_each_step_is_refused() -> None:
 
 
 def test_a_restored_commit_computes_the_step_again() -> None:
-    """After a failure, as in elastic programs: that is no pass that was dropped."""
+    """As in elastic programs after a failure: this is not a dropped pass."""
     import farandole.jax as hvd
 
     params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
@@ -232,8 +232,8 @@ def test_going_back_further_is_an_error() -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_codec_replaces_the_momentum_of_sgd(nesterov: bool) -> None:
-    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
-    amounts to: see ``codecs.momentum``.
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of the
+    momentum's sum: see ``codecs.momentum``.
     """
 
     def fn(rank: int) -> None:

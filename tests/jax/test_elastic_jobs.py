@@ -88,7 +88,7 @@ def followed(spec: str) -> Any:
 
 @pytest.mark.slow
 def test_parameter_servers_outlive_a_rank() -> None:
-    """The momentum on the servers does not begin again, and asynchronous ranks go on."""
+    """The momentum on the servers is kept, and asynchronous ranks continue."""
     weights = [0.0] * 3
     velocity = [0.0] * 3
     for _ in range(STEPS):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def train(script: str, *arguments: str | Path, np: int = 2) -> str:
-    """What an example prints, without the ranks' prefixes."""
+    """Return the output of an example, without the ranks' prefixes."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]

@@ -1,5 +1,5 @@
-"""Calls of the host as foreign functions of XLA: structures, lives, errors, and versions that do
-not take them.
+"""Host calls as foreign functions of XLA: structures, lifetimes, errors, and versions that refuse
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRUCTURES = [found for name, found in vars(foreign).items() if name.startswith(
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure.__name__)
 def test_structures_are_those_of_the_header(structure: Any) -> None:
-    """The names, in their order; of most structures we know the beginning only."""
+    """The names, in order; of most structures only the first fields are known."""
     text = re.sub(r"//[^\n]*", "", HEADER.read_text())
     name = structure.__name__
     names = f"(?:{name}|{NEWER.get(name, name)})"
@@ -116,7 +116,7 @@ def test_a_program_of_another_process_is_an_error() -> None:
 
 
 def test_a_result_that_has_no_room_is_refused() -> None:
-    """No collective of ours gives one; so that a mistake there does not write where it must not."""
+    """No collective of Farandole returns one; a mistake must not write past the buffer."""
 
     def check(rank: int) -> None:
         import jax
@@ -144,7 +144,7 @@ def test_a_result_that_has_no_room_is_refused() -> None:
 
 
 def test_gradients_that_the_program_needs_otherwise_stay() -> None:
-    """They are reduced where they stand, and XLA must know."""
+    """Gradients are reduced in place, and XLA must know it."""
 
     def check(rank: int) -> None:
         import jax
@@ -182,7 +182,7 @@ def test_gradients_that_the_program_needs_otherwise_stay() -> None:
 
 
 def test_an_xla_that_does_not_take_our_version() -> None:
-    """Then calls go by JAX's own callbacks."""
+    """Calls then use JAX's own callbacks."""
 
     def check(rank: int) -> None:
         import jax
@@ -209,9 +209,7 @@ def test_an_xla_that_does_not_take_our_version() -> None:
 
 
 def test_for_gpus_a_call_is_that_of_io_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the letter: XLA's compiler for GPUs ended the process over calls that lacked what JAX's
-    have.
-    """
+    """Exactly: XLA's compiler for GPUs aborted the process if a call lacked parts of JAX's calls."""
     from jax._src.interpreters import mlir
     from jax.experimental import io_callback
 

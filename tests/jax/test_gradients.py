@@ -1,4 +1,4 @@
-"""Gradients of the collectives, and transformations of what has collectives in it."""
+"""Gradients of the collectives, and transformations of functions with collectives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 
 def test_gradients() -> None:
-    """Against what they are by definition, for the sum of the ranks' losses ``sum(weight *
-    output)``.
-    """
+    """Compared with the definition, for the sum of the ranks' losses ``sum(weight * output)``."""
     n = 3
 
     def check(rank: int) -> None:

@@ -1,5 +1,5 @@
-"""JAX's own collectives, on two processes that ``jax.distributed`` joins: on CPUs over Gloo, on
-GPUs by NCCL.
+"""JAX's own collectives on two processes joined by ``jax.distributed``: on CPUs over Gloo, on GPUs
+by NCCL.
 """
 
 from __future__ import annotations

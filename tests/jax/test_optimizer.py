@@ -1,6 +1,4 @@
-"""Training: n ranks with B/n take the steps of one rank with B; and what may be said of an
-optimizer.
-"""
+"""n ranks with batch B/n take the steps of one rank with batch B; options of optimizers."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ def assert_replicas(results: list[Any]) -> None:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_training(kind: str, n: int) -> None:
-    """With the optimizer, a chain, the gradients' transformation."""
+    """With the optimizer, in a chain, and with the gradient transformation."""
 
     def fn(rank: int) -> dict[str, Any]:
         import farandole.jax as hvd

@@ -1,5 +1,5 @@
-"""Collectives inside of programs: their order, threads that they hold, errors, and what ranks do
-differently.
+"""Collectives inside programs: their order, the threads they hold, errors, and differences between
+ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_hundred_collectives_in_one_program() -> None:
-    """Their data depends on each other differently on each rank, so that XLA would like another
-    order on each.
-    """
+    """Their data dependencies differ between ranks, so XLA would choose different orders."""
 
     def check(rank: int) -> None:
         import jax
@@ -160,8 +158,8 @@ def test_steps_that_are_dispatched_before_others_are_done() -> None:
 
 
 def test_one_thread_for_everything() -> None:
-    """Two ranks on one core, XLA with one thread: a collective that waits holds it, and must not
-    need another.
+    """Two ranks on one core, XLA with one thread: a waiting collective holds it, and must not need
+    another.
     """
     code = """
 import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -227,9 +225,7 @@ def test_errors_in_programs_are_reported_and_work_continues() -> None:
 
 
 def test_an_error_in_a_program_that_python_did_not_wait_for() -> None:
-    """JAX hands the failed program's token on to every program after it. Ours are given a new
-    one.
-    """
+    """JAX passes the failed program's token to every later program. Farandole replaces it."""
 
     def check(rank: int) -> None:
         import jax
@@ -243,8 +239,8 @@ def test_an_error_in_a_program_that_python_did_not_wait_for() -> None:
         eye = jnp.eye(300 + rank)
 
         def dispatched() -> Any:
-            """The result of a program that fails; None if it was run and failed at once, as JAX
-            pleases.
+            """Return the result of a failing program; None if it failed immediately, which depends
+            on JAX.
             """
             try:
                 return named(heavy(eye))

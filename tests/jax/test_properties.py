@@ -36,8 +36,8 @@ TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-1
 
 
 def values(dtype: str, n: int) -> Iterator[list[Any]]:
-    """Per shape class, every rank's small whole numbers: sums and products of them are exact in
-    every type.
+    """Return, for each shape class, every rank's small integers: their sums and products are exact
+    in every type.
     """
     for seed, shape in enumerate(CLASSES.values()):
         yield [

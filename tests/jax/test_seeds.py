@@ -1,4 +1,4 @@
-"""Seeds: alike on all ranks, and a key of each rank's own."""
+"""Seeds: equal on all ranks, and a separate key for each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers whose ranks exchange weights now and then: in jit and outside."""
+"""Optimizers whose ranks exchange weights at intervals, in jit and outside."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_local_sgd_is_its_model() -> None:
 
 
 def test_complete_gossip_averages_gradients() -> None:
-    """Also with a codec that leaves out nothing."""
+    """Also with a codec that omits nothing."""
 
     def fn(rank: int) -> tuple[Any, Any, Any]:
         import farandole.jax as hvd

@@ -1,4 +1,4 @@
-"""Two levels of wires pass the same kit as one."""
+"""Two levels of wires pass the same kit as one level."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the result has memory of its own, and the last piece is shorter."""
+    """Also with separate memory for the result, and a shorter last piece."""
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
     length = 50_003
 
@@ -72,8 +72,8 @@ def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_hosts_whose_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces, through memory that ranks of a host take again for every second one; unequal
-    hosts, growing sizes.
+    """In pieces, through memory that a host's ranks reuse for every second piece; unequal hosts,
+    growing sizes.
     """
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
     lengths, size = [30_001, 60_007, 20_011], 5
@@ -93,7 +93,7 @@ def test_hosts_whose_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_byte_crosses_between_two_hosts_once() -> None:
-    """However many ranks they have: 2, and 3. In a ring of two, each sends half in either phase."""
+    """With 2 and 3 ranks per host. In a ring of two, each sends half in either phase."""
     length, sent = 1 << 18, [0] * 5
 
     def body(wire: Hierarchical) -> None:

@@ -142,7 +142,7 @@ def test_every_half_survives_widening(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_halves_are_rounded_once(dtype: DType) -> None:
-    """1 + 3 * (a quarter of the last place): rounding after every addition would lose all three."""
+    """1 + 3 * (a quarter of the last place): rounding after each addition would lose all three."""
     last_place = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}[dtype]
     parts = []
     for value in (1.0, last_place / 4, last_place / 4, last_place / 4):
@@ -192,7 +192,7 @@ def test_infinity_and_not_a_number_come_through_silently(dtype: DType, op: Reduc
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX])
 def test_partial_results_give_the_same(dtype: DType, scale: float, op: ReduceOp) -> None:
-    """What a ring does: open, combine step by step, close."""
+    """As in a ring: open, combine step by step, close."""
     parts = [values(dtype, 333, seed) for seed in range(4)]
     total = kernels.opened(parts[0], dtype, scale).copy()
     assert total.dtype == kernels.accumulator(dtype, scale)

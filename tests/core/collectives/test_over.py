@@ -80,7 +80,7 @@ def test_ragged_groups_cover_every_segment(counts: list[int], chunk: int, chunks
 @pytest.mark.parametrize("ahead", [0, 64, 4 * 64])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: int) -> None:
-    """Rings and chains of hundreds of messages, with the order of all of them at stake."""
+    """Rings and chains of hundreds of messages, whose order must hold."""
     monkeypatch.setattr(ring, "CHUNK", 64)
     monkeypatch.setattr(ring, "WHOLE", 4)
     monkeypatch.setattr(tree, "CHUNK", 100)
@@ -129,7 +129,7 @@ def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: in
 @pytest.mark.parametrize("ahead", [0, 1 << 20])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
 def test_recursive_doubling(size: int, ahead: int) -> None:
-    """Of several arrays, in place and not; integers are divided once, halves are rounded once."""
+    """Several arrays, in place and not; integers are divided once, halves are rounded once."""
     length, kinds = (
         1001,
         ((DType.FLOAT32, 0.25), (DType.BFLOAT16, 1.0), (DType.INT32, 0.2), (DType.BOOL, 1.0)),

@@ -1,6 +1,4 @@
-"""Small tensors that travel with the messages: the same results as over the transport,
-without it.
-"""
+"""Small tensors that travel with the messages give the same results as over the transport."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def entry(name: str, flat: Any, dtype: DType, kind: Kind = Kind.ALLREDUCE, **kwa
 
 
 def cases(rank: int) -> list[Entry]:
-    """One of each kind, operation and type that may travel."""
+    """Return one case for each kind, operation and type that may travel."""
     found = []
     ops = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.AVERAGE)
     for dtype in DType:
@@ -163,7 +161,7 @@ def test_a_traced_rank_attaches_nothing_and_all_agree(
 ) -> None:
     class Tracer(Observer):
         def settled(self, asked: Any, since: Any, agreed: Any, failed: Any) -> None:
-            """It hears every round."""
+            """Ignore the round: an observer with this method gets every one."""
 
     def body(transport: Any) -> int:
         counted = Counted(transport)

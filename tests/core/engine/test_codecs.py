@@ -1,5 +1,5 @@
-"""Codecs in the engine: agreed upon like the operation, never mixed with others, and added by
-anybody.
+"""Codecs in the engine: ranks agree on them as on the operation, they are never mixed, and other
+distributions can add them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.core.engine.test_engine import engines
 
 
 class Rounding:
-    """A codec of another distribution: numbers travel as whole ones, of 8 bits."""
+    """A codec of another distribution, which sends 8-bit integers."""
 
     spec, sent, saved = "rounding", 0, 0
 

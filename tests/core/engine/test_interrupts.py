@@ -1,5 +1,5 @@
-"""A signal's exception goes to the program; ranks go on where they can, or all end with the
-cause.
+"""An exception of a signal handler reaches the program; ranks continue if they can, or all end with
+the cause.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_an_interrupt_in_a_collective_ends_it_on_all_ranks(
 
 
 class Preempted(Exception):
-    """What programs of Slurm raise when their time is nearly over."""
+    """An exception as Slurm programs raise it shortly before their time limit."""
 
 
 def preempted(number: int, frame: Any) -> None:

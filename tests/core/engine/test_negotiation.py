@@ -1,6 +1,4 @@
-"""Agreement is a pure function: the same messages give the same decisions, in whatever rounds they
-come.
-"""
+"""Negotiation is a pure function: the same messages give the same decisions in any rounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What all ranks ask for again, each alone, runs without a queue and a decision; and like anything
-else as soon as anything is different.
+"""Repeated lone collectives run without a queue and a decision, and take the normal path as soon as
+anything differs.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_a_name_in_use_leaves_the_running_collective_alone() -> None:
 
 
 def any_way(engine: Engine, name: str, value: float) -> float:
-    """Its sum, by ``run`` or by ``submit``: ranks may differ in that."""
+    """Return the sum, computed by ``run`` or by ``submit``, which may differ between ranks."""
     if random.random() < 0.5:
         return summed(engine, name, value)
     one = entry(name, value)

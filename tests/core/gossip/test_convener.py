@@ -51,7 +51,7 @@ class Ranks:
         self.convener.await_all()
 
     def attend(self, rank: int, turn: int, change: float, steps: int = 1) -> list[float]:
-        """The values after an average in which ``rank`` takes part; empty if there is none."""
+        """Return the values after an average with ``rank``; empty if there is none."""
         averages = self.links[rank - 1] if rank else self.convener
         values = averages.attend(turn, steps, [np.full(2, change)])
         return [] if values is None else values[0].tolist()
@@ -139,8 +139,8 @@ def test_the_end_of_the_convener_ends_the_wait(in_order: bool) -> None:
 
 
 def test_any_number_of_ranks_keeps_the_sum_of_their_changes() -> None:
-    """No change is lost or counted twice, whoever comes late: with equal steps, the values move by
-    the mean of the changes of each average.
+    """No change is lost or counted twice, even with late ranks: with equal steps, the values move
+    by the mean of the changes of each average.
     """
     moved: list[float] = []
 

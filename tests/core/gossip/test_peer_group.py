@@ -1,6 +1,4 @@
-"""Averages in pairs: their numbers by themselves, and ranks with real sockets, in threads of one
-process.
-"""
+"""Averages of pairs: their arithmetic alone, and ranks with real sockets in threads of one process."""
 
 from __future__ import annotations
 
@@ -122,7 +120,7 @@ def serving(n: int, tls: bool = False, elastic: bool = False) -> Iterator[Ranks]
 
 
 class _Wire:
-    """What ``threads`` ends when a rank fails."""
+    """A wire with nothing to close."""
 
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
@@ -241,7 +239,7 @@ def test_silent_partners_are_left_alone_and_other_models_refused(
 def test_lasting_differences_of_weights_are_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for anybody: they would train apart without a word."""
+    """No rank waits for others, so the ranks would silently drift apart."""
     monkeypatch.setattr(partner_module, "APART", -1.0)  # at once
     with serving(2) as ranks:
         groups = [ranks.group(rank, [np.zeros(2)]) for rank in range(2)]

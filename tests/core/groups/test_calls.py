@@ -1,4 +1,4 @@
-"""Calls, one after the other."""
+"""Calls run one after the other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_call_of_another_thread_does_not_block_the_next() -> None:
 
 
 def test_a_call_waiting_on_its_own_thread_is_an_error() -> None:
-    """As a signal's handler may that comes while a call runs."""
+    """A signal handler that runs during a call may do this."""
     calls = CallQueue("calls")
     first, behind = Call(lambda: calls.run(Call(lambda: None))), Call(lambda: None)
     calls.run(first)
@@ -160,8 +160,8 @@ def test_held_calls_run_when_their_holder_asks_a_future_for_long(
 def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would come before the next call on this rank, and after it on those that are late.
-    ``who`` runs the call that waits.
+    """Callbacks would run before the next call on this rank, and after it on late ranks. ``who``
+    runs the waiting call.
     """
     calls, told = CallQueue("calls"), CallQueue("told", behind=3600.0)
     order: list[str] = []
@@ -208,9 +208,7 @@ def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
 
 
 def test_a_callback_may_wait_for_what_it_calls() -> None:
-    """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it
-    waits for.
-    """
+    """PyTorch's hooks for DDP do this, in C++, which runs nothing else meanwhile; also nested."""
     calls = CallQueue("calls")
     order: list[tuple[int, ...]] = []
     waited: list[bool] = []
@@ -304,7 +302,7 @@ def test_systemexit_in_a_call_does_not_end_the_thread() -> None:
 
 
 def test_a_waiting_holder_is_seen_by_a_sleeping_thread() -> None:
-    """It looks by itself for a while after calls were left to somebody."""
+    """A thread polls for a while after it has left calls to another thread."""
     calls, me = CallQueue("calls"), threading.get_native_id()
     for pause in (0.0, 0.0, 1.2, 0.0):  # with it, and after it has gone to sleep
         time.sleep(pause)

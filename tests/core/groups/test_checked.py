@@ -1,4 +1,4 @@
-"""Arrays that stand one behind the other are one array, with no copy."""
+"""Consecutive arrays in memory are one array, without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of a group to be made has left."""
+"""Departed members of a group that is being formed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farandole.errors import HorovodInternalError, PeerLostError
 
 
 class Messages:
-    """Rank 2 of 0 to 3 has left; 3 was given up, as if by its own mistake."""
+    """Rank 2 of 0 to 3 has left; rank 3 was given up, as if by its own mistake."""
 
     def __init__(self) -> None:
         self.failed, self.asked, self.cancelled = False, list[int](), list[int]()

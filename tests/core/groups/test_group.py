@@ -40,7 +40,7 @@ def test_a_lost_member_is_named_by_its_rank_in_the_job() -> None:
 
 
 def late_call(group: CollectiveGroup) -> Call:
-    """Rank 2 comes when the others have given up."""
+    """Rank 2 calls after the others have given up."""
     data = np.zeros(1, np.uint8)
     if group.rank == 2:
         group.messages.wait(group.messages.receive(0, 1, data, 0, 60.0))

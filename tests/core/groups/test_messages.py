@@ -1,4 +1,4 @@
-"""Messages in any order, from any thread; those whose time is over."""
+"""Messages in any order, from any thread, including expired ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (0, 1, 24, 4096, 65_536, 70_000, 300_000)  # less than a ring, all of 
 
 
 def streams_without_news() -> Any:
-    """Of rank 0 of 2; nothing ever comes."""
+    """Return the streams of rank 0 of 2, on which nothing arrives."""
     aborted: list[str] = []
     return SimpleNamespace(
         rank=0,
@@ -43,7 +43,7 @@ def streams_without_news() -> Any:
 
 
 def test_message_payloads_are_aligned_to_64_bytes() -> None:
-    """As tensors do in memory: copying them is slower otherwise."""
+    """Like tensors in memory; unaligned copies are slower."""
     streams, written = streams_without_news(), []
 
     def write(dst: int, data: np.ndarray) -> int:
@@ -57,7 +57,7 @@ def test_message_payloads_are_aligned_to_64_bytes() -> None:
 
 
 def test_a_silent_rank_is_queried_without_a_lock() -> None:
-    """It takes seconds, in which others make messages, and give them up."""
+    """The query takes seconds, in which other threads create and abandon messages."""
     streams, asked, answered = streams_without_news(), threading.Event(), threading.Event()
 
     def where(ranks: Sequence[int]) -> str:
@@ -96,7 +96,7 @@ def test_a_silent_rank_is_queried_without_a_lock() -> None:
 
 @pytest.mark.parametrize("began", [False, True], ids=["when it began", "while it was waited for"])
 def test_a_signal_between_bytes_of_messages_ends_them(began: bool) -> None:
-    """How many have gone, or come, is not known any more: they would go twice, or be waited for."""
+    """The number of transferred bytes is unknown: bytes would be sent twice, or awaited forever."""
     streams, begun = streams_without_news(), threading.Event()
     streams.seal = lambda dst, content: content
 
@@ -126,7 +126,7 @@ def test_a_signal_between_bytes_of_messages_ends_them(began: bool) -> None:
 
 
 class Planned(NamedTuple):
-    """The ``number``-th message of ``src`` to ``dst`` with this tag."""
+    """The message ``number`` from ``src`` to ``dst`` with this tag."""
 
     src: int
     dst: int
@@ -154,8 +154,8 @@ def planned(chance: random.Random) -> list[Planned]:
 
 
 def exchange(messages: Messages, rank: int, plan: Sequence[Planned], chance: random.Random) -> None:
-    """This rank's part of ``plan``, in an order of its own, but for messages of one sender and tag.
-    It waits for some on the way, not for long: others may need what this one does later.
+    """Run this rank's part of ``plan`` in its own order, except for messages of one sender and tag.
+    It waits for some messages on the way, but briefly: other ranks may need later ones.
     """
     sends = [each for each in plan if each.src == rank]
     receives = [each for each in plan if each.dst == rank]
@@ -214,7 +214,7 @@ def random_messages(transport: Any, seed: int) -> None:
 
 
 class _Nothing(NamedTuple):
-    """What a thread of a rank joins."""
+    """The wire of a thread, with nothing to close."""
 
     thread: int
 

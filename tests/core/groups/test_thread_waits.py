@@ -1,4 +1,6 @@
-"""Threads that wait here say so; of others, the kernel and their innermost function are asked."""
+"""Waiting threads of Farandole are registered; for others, the kernel and the innermost function
+are queried.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_a_failed_call_leaves_no_mark(queued: bool) -> None:
 
 
 def test_waits_of_the_program_are_guessed() -> None:
-    """A function that waits for something, one that sleeps, and one that asks a future."""
+    """A function that waits, one that sleeps, and one that polls a future."""
     over = threading.Event()
 
     def asks(future: threading.Event) -> None:

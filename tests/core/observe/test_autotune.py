@@ -1,5 +1,5 @@
-"""Autotune: it finds what is fast, keeps what is not clearly beaten, and all ranks change in the
-same round.
+"""Autotune finds faster sizes, keeps sizes that are not clearly beaten, and changes all ranks in
+the same round.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def course(
     buckets: bool = True,
     **settings: Any,
 ) -> tuple[Sizes, list[dict[str, str]], list[Sizes]]:
-    """Tune with scores from a function; the winner, the log and every point that was measured."""
+    """Tune with scores from a function. Returns the winner, the log and every measured point."""
     log = io.StringIO()
     run = Tuning(START, Settings(**settings), thresholds=thresholds, buckets=buckets, log=log).run()
     point = next(run)
@@ -67,8 +67,8 @@ def course(
 
 
 def noisy(noise: float, best: Sizes, gain: float, seed: int) -> Callable[[Sizes], float]:
-    """1 where we start; up to ``gain`` at ``best``, falling off with the logarithm of the
-    distance.
+    """Return a score of 1 at the start, up to ``gain`` at ``best``, that decreases with the
+    logarithm of the distance.
     """
     rolls = random.Random(seed)
 
@@ -149,7 +149,7 @@ def test_sizes_beyond_a_step_are_not_tried() -> None:
 def searched(
     axes: tuple[list[int], list[int]], start: Sizes, limit: int, score: Callable[[Sizes], float]
 ) -> tuple[Sizes, list[Sizes]]:
-    """The best point that a search found, and the points that it tried."""
+    """Return the best point of a search and the points that it tried."""
     points = search(*axes, start, limit)
     tried = [next(points)]
     while True:
@@ -209,7 +209,7 @@ def test_a_challenger_must_be_clearly_better(
 
 
 class Car:
-    """An engine whose steps take as long as ``seconds(threshold, bucket)`` says."""
+    """An engine whose steps take ``seconds(threshold, bucket)``."""
 
     def __init__(self, clock: list[float]) -> None:
         self.sizes = Sizes(64 * MB, 8 * MB)
@@ -360,7 +360,7 @@ def entry(name: str, array: np.ndarray) -> Entry:
 
 
 class Units(Observer):
-    """An observer that notes what ran as one, and with which threshold."""
+    """An observer that records the fused units and their threshold."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[tuple[str, ...], int]] = []

@@ -1,4 +1,4 @@
-"""Queries over a connection of their own: answered or not."""
+"""Queries over a separate connection, answered and unanswered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def one_rank(
 
 
 def test_a_silent_store_blocks_no_rank() -> None:
-    """As torch's TCPStore, whose server is a thread of rank 0, when that process has stopped."""
+    """Like torch's TCPStore, whose server is a thread of rank 0, when that process is stopped."""
     over, said = threading.Event(), list[str]()
 
     def look(rank: int) -> None:
@@ -53,7 +53,7 @@ def test_a_silent_store_blocks_no_rank() -> None:
 
 
 def test_a_query_is_repeated_after_a_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that had too many newcomers is not called silent."""
+    """A rank with too many connecting clients is not reported as silent."""
     entries: dict[int, bytes] = {}
     ranks = [one_rank(rank, 2, entries) for rank in range(2)]
     serve, hung_up = ranks[1]._newcomers.admit, list[int]()

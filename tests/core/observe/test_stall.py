@@ -1,6 +1,4 @@
-"""A rank that stays away or stops is named, with where it is; and the job ends when it was
-told to.
-"""
+"""An absent or stopped rank is named with its location; the job ends if that is set."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from tests.kits.messages import mentions
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the stall check says."""
+    """Return the report of the stall check."""
     lines: list[str] = []
     monkeypatch.setattr(
         "farandole.core.observe.stall.check.logger.warning",
@@ -171,7 +169,7 @@ def test_a_list_of_names_has_each_once_and_six_at_most() -> None:
 
 
 class DoubleStore:
-    """Says that some ranks have set nothing."""
+    """A store in which some ranks have set nothing."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

@@ -88,7 +88,9 @@ def test_ranks_that_join_or_leave_do_not_hold_the_others() -> None:
     ],
 )
 def test_a_rank_strays_that_another_has_moved_before(rule: Rule, shows: int) -> None:
-    """``shows``: after so many pushes more; 0: only when it is late, or when all flush."""
+    """``shows``: the number of further pushes after which it shows; 0: only when the rank is late,
+    or at a flush.
+    """
     clocks = Clocks(range(2), rule)
     for rank in range(2):
         clocks.push(rank, 1, 0)
@@ -192,7 +194,7 @@ def test_pushes_of_a_step_are_added_in_rank_order(backup: int) -> None:
 
 
 def _stepped(optimizer: str, value: Any, gradient: Any, kept: dict[str, Any], step: int) -> Any:
-    """As in the papers."""
+    """Take a step by the formulas of the papers."""
     lr, m = 0.1, 0.9
     if optimizer == "momentum":
         kept["v"] = m * kept.get("v", 0) + gradient
@@ -238,8 +240,8 @@ def test_tensors_are_spread_by_size_and_large_ones_in_pieces() -> None:
 
 
 def test_a_replica_takes_over_at_any_point() -> None:
-    """The primary tells the replica of an event, does it, and answers: killed before, between, and
-    after.
+    """The primary sends an event to the replica, executes it, and answers: it is killed before,
+    between, and after.
     """
     events = [(rank, number) for number in range(1, 5) for rank in range(2)]
     for crash in range(len(events)):
@@ -272,9 +274,7 @@ def test_a_replica_takes_over_at_any_point() -> None:
 def test_flushes_are_added_and_are_no_optimizer_step(
     optimizer: str,
 ) -> None:
-    """``average_weights``, before each evaluation: the centre stays where it is if no rank has gone
-    anywhere.
-    """
+    """``average_weights`` before each evaluation: the centre stays if no rank has moved."""
     centre = Centre(Clocks(range(2), Rule(optimizer=optimizer, lr=0.1)), [np.ones(2)])
     centre.push(0, 1, 0, [np.array([1.0, -2.0])])
     value, kept = centre.values[0].copy(), [array.copy() for (array,) in centre._kept]

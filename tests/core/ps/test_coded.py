@@ -1,4 +1,4 @@
-"""Pushes that a codec compresses, over real sockets, in threads of one process."""
+"""Pushes compressed by a codec, over real sockets, in threads of one process."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def zeros() -> list[Any]:
 
 
 def way(rank: int, step: int) -> list[Any]:
-    """Small whole numbers, whose sums are exact."""
+    """Return small integers, whose sums are exact."""
     rng = np.random.default_rng([rank, step])
     return [rng.integers(-2, 3, zero.shape).astype(zero.dtype) for zero in zeros()]
 
 
 def model(n: int, steps: int) -> tuple[list[Any], list[list[Any]]]:
-    """Of synchronous ranks: the centre, and by rank what it has not sent."""
+    """Return the model of synchronous ranks: the centre, and the residual of each rank."""
     centre, unsent = zeros(), [zeros() for _ in range(n)]
     for step in range(steps):
         sums = zeros()
@@ -66,7 +66,7 @@ def model(n: int, steps: int) -> tuple[list[Any], list[list[Any]]]:
 
 
 def kept(by: PushCodec, place: int) -> Any:
-    """What the codec keeps of a tensor, flat."""
+    """Return the flat residual of a tensor."""
     state = by.state_dict()
     found = [
         state[f"residual/push/0/w{place}/{begin}"]
@@ -76,8 +76,8 @@ def kept(by: PushCodec, place: int) -> Any:
 
 
 def test_ranks_follow_their_model_when_a_primary_dies() -> None:
-    """The replica has what the primary made of the pushes, and each rank what it has not sent; a
-    flush brings that.
+    """The replica has the primary's result of the pushes, and each rank has its residual; a flush
+    sends it.
     """
     with serving(count=2, replicas=2) as ranks:
 
@@ -167,8 +167,8 @@ def interrupted(*args: Any) -> Any:
 def test_an_interrupted_late_push_is_late_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the codec left of it would be all that the rank had left of its changes, which nobody
-    has counted.
+    """The residual would otherwise be all that remains of the rank's changes, which no server has
+    counted.
     """
     from farandole.core.ps import connection as connection_module
     from farandole.core.ps import server as server_module

@@ -25,7 +25,7 @@ ADAM = Rule(sync=True, optimizer="adam", lr=0.1)
 
 
 class Chain:
-    """One server with processes that come and go, and the chain that they have published."""
+    """One server whose processes are lost and added, and the chain that they have published."""
 
     def __init__(self) -> None:
         self.secret = new_secret()
@@ -206,7 +206,7 @@ def test_no_rank_waits_for_the_clock_of_a_lost_one() -> None:
 
 @pytest.mark.parametrize("returned", [1, 2])
 def test_synchronous_ranks_return_to_a_commit(returned: int) -> None:
-    """They bring the weights of the commit, and the servers kept the state of the optimizer."""
+    """Ranks bring the weights of the commit, and the servers have kept the optimizer's state."""
     with chain() as servers:
         ranks = [Rank(servers, rank, 2, ADAM) for rank in range(2)]
         weights = {}

@@ -54,7 +54,7 @@ class Ranks:
 
     def run(self, n: int, fn: Callable[[int, Servers], Any]) -> list[Any]:
         class Wire:
-            """What ``threads`` ends when a rank fails."""
+            """Closed by ``threads`` when a rank fails."""
 
             def __init__(self, servers: Servers) -> None:
                 self.servers = servers
@@ -99,7 +99,7 @@ def trained(
     steps: int,
     each: Callable[[int], None] = lambda step: None,
 ) -> Any:
-    """Each step of rank r adds r + 1; what the rank has in the end."""
+    """Return each rank's last weights. Each step of rank r adds r + 1."""
     anchors = weights()
     for one in anchors[1:]:
         one += servers.rank  # rank 0's count

@@ -25,7 +25,7 @@ from tests.kits.messages import mentioning, mentions
 def test_a_stopped_server_without_replica_is_lost_in_the_end(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it answers, in the middle of arrays that it gets, and of those that it sends."""
+    """It stops while it answers, in the middle of received and sent arrays."""
     goes_on, told = threading.Event(), list[str]()
     monkeypatch.setattr(
         connection_module.logger, "warning", lambda text, *values: told.append(text % values)
@@ -76,7 +76,7 @@ def test_a_stopped_server_without_replica_is_lost_in_the_end(
 
 @contextlib.contextmanager
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, queue.Queue[str]]]:
-    """Ranks with a server that soon warns, and its warnings."""
+    """Yield ranks whose server warns early, and its warnings."""
     monkeypatch.setattr(server_module, "LOOK", 0.02)
     told = queue.Queue[str]()
     monkeypatch.setattr(
@@ -120,8 +120,8 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_one_rank_with_different_weights_is_reported_on_all(
     rule: Rule, pushes: int, flush: bool, servers_of_each: int
 ) -> None:
-    """It adds some and leaves out others, and rank ``odd`` does so. Others wait for it, or flush in
-    the end.
+    """Rank ``odd`` adds some weights and omits others. Other ranks wait for it, or flush at the
+    end.
     """
 
     def body(odd: int) -> Callable[[int, Servers], str]:
@@ -173,7 +173,7 @@ def test_one_rank_with_different_weights_is_reported_on_all(
 
 
 def test_pushing_to_an_abandoned_centre_is_an_error() -> None:
-    """Nobody waits there, and ranks need not take as many steps."""
+    """No rank waits in this mode, and ranks may take different numbers of steps."""
     with serving() as ranks:
         (server,) = ranks.servers[0]
         server._warning = 0.0

@@ -21,7 +21,7 @@ from tests.pool import Died, procs, ranks
 
 
 class TestFaultlessTransport(MoveKit, SplitKit, BoardKit, FailureKit):
-    """With no fault planned it is as good as what it wraps."""
+    """Without a planned fault, it passes the kit like the wrapped transport."""
 
     def joiner(self, size: int) -> Callable[[int], Any]:
         world = World(size)

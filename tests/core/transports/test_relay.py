@@ -1,5 +1,5 @@
-"""A relay that does not know the job's secret, between ranks and between a rank and the store:
-whatever it does ends in a named error, never in wrong numbers or in a hang.
+"""A relay without the job's secret, between ranks and between a rank and the store: every attack
+ends in a named error, never in wrong numbers or a hang.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ALTERED = [relay.flip, relay.flip_head, relay.inject, relay.append, relay.replay
 
 
 def between(attack: Attack, connection: int, work: Any, secret: str = "") -> list[str]:
-    """What two ranks raise that talk through a relay, by two connections for data if the second is
-    attacked.
+    """Return the errors of two ranks connected through a relay; with two data connections if the
+    second is attacked.
     """
     streams = 1 + (connection == MORE)
     store, secret, relays = ThreadStore(), secret or new_secret(), []
@@ -63,7 +63,7 @@ def between(attack: Attack, connection: int, work: Any, secret: str = "") -> lis
 
 
 def exchange(link: Any) -> None:
-    """Several messages under way at once, in both directions."""
+    """Send several messages at the same time, in both directions."""
     other = 1 - link.rank
     data, got = np.full(200_000, 7, np.uint8), np.zeros(200_000, np.uint8)
     for _ in range(3):
@@ -91,7 +91,7 @@ def agree(link: Any) -> None:
     ],
 )
 def test_tampered_data_are_a_wireerror(attack: Attack, connection: int) -> None:
-    """Its content is not authenticated, so a flipped bit inside of a message is not among these:
+    """The content of data is not authenticated, so flipped bits within a message are not included:
     docs/run.md.
     """
     raised = between(attack, connection, exchange)
@@ -139,7 +139,7 @@ def test_the_store_ignores_messages_of_strangers(attack: Attack, server: StoreSe
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_tampered_message_to_the_store_is_reported(tls: bool) -> None:
-    """Not that the driver has ended."""
+    """The error must not be that the driver has ended."""
 
     def there(middle: Relay, connection: int, end: str, data: bytes) -> None:
         (relay.flip if end == "server" else Relay.send)(middle, connection, end, data)

@@ -30,7 +30,7 @@ class TestShmProcesses(ProcessKit):
 
 
 def test_a_departed_rank_is_reported_with_its_reason() -> None:
-    """The reason counts, not the departure behind it, also if both come in the middle of a look."""
+    """The reason counts, not the later departure, even if both arrive during a poll."""
     secret, scope = new_secret(), fresh_scope()
     with ThreadPoolExecutor(2) as threads:
         one, two = threads.map(lambda rank: shm.connect(rank, 2, secret, scope, 60.0), range(2))

@@ -35,7 +35,7 @@ class TestTcp(TransportKit):
         return lambda rank: over(tcp.connect(rank, size, secret, scope, store, 60.0))
 
     def test_a_rank_that_leaves_a_lost_wire_is_not_the_cause(self) -> None:
-        """Rank 2 has noticed that rank 1 is gone, and leaves before rank 0 has."""
+        """Rank 2 notices the loss of rank 1, and leaves before rank 0 notices it."""
 
         def fn(transport: Any) -> str:
             if transport.rank == 2:
@@ -161,7 +161,7 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
 def test_an_unreachable_rank_is_reported_before_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The kernel drops what comes to a listener that is full, as a cut network does."""
+    """The kernel drops packets to a full listener, as a cut network does."""
     monkeypatch.setattr(liveness, "LOST_SECONDS", 0.5)
     store = ThreadStore()
     with contextlib.ExitStack() as stack:
@@ -179,7 +179,7 @@ def test_an_unreachable_rank_is_reported_before_the_timeout(
 
 
 def test_a_rank_that_cannot_accept_connections_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds no room for threads, and was told of a firewall."""
+    """It cannot start threads; earlier, a firewall was blamed."""
     monkeypatch.setattr(rendezvous, "PATIENCE", 0.1)
     store, secret, start = ThreadStore(), new_secret(), threading.Thread.start
 
@@ -198,7 +198,7 @@ def test_a_rank_that_cannot_accept_connections_reports_it(monkeypatch: pytest.Mo
 
 
 class OneDead(ThreadStore):
-    """Every rank has one address more, in front, at which nobody is."""
+    """Every rank has an additional first address, at which no process listens."""
 
     def set(self, key: str, value: bytes) -> None:
         super().set(key, b"127.0.0.9/24|1," + value)
@@ -241,7 +241,7 @@ def test_it_listens_on_the_given_interface_only_and_not_for_long() -> None:
 
 
 class _Besieged:
-    """Rank 0 of two, waiting for rank 1, with its address known to strangers."""
+    """Rank 0 of two waits for rank 1, and strangers know its address."""
 
     def __init__(self, secret: str = "") -> None:
         self.store, self.secret = ThreadStore(), secret or new_secret()
@@ -261,7 +261,7 @@ class _Besieged:
         return sock
 
     def relieve(self) -> None:
-        """Rank 1 arrives, and all is well."""
+        """Let rank 1 join, and check the result."""
         other = tcp.connect(1, 2, self.secret, "w", self.store, 60.0)
         self.thread.join(60)
         try:
@@ -286,7 +286,7 @@ def besieged(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Besieged]:
 
 
 def _hung_up(sock: socket.socket) -> bool:
-    """Has the other end closed, after whatever it said?"""
+    """Return whether the other end has closed, after any message."""
     try:
         while sock.recv(4096):
             pass
@@ -314,7 +314,7 @@ def test_strangers_are_refused_and_logged_once(
 
 
 def test_a_recorded_handshake_is_worthless(besieged: _Besieged) -> None:
-    """A stranger listens in on a proxy between the ranks, then says what the true rank said."""
+    """A stranger records the traffic at a proxy between the ranks, and replays it."""
     said: list[bytes] = []
     front = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_tap, args=(front, besieged.address, said), daemon=True).start()

@@ -45,7 +45,7 @@ from tests.kits.transport import (
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree from two ranks on, of two children for each."""
+    """Use a tree from two ranks on, with two children for each node."""
     monkeypatch.setattr(overlays, "DIRECT", 1)
     monkeypatch.setattr(overlays, "FANOUT", 2)
 
@@ -61,8 +61,8 @@ class TestTree(BoardKit, FailureKit):
         return joiner(size)
 
     def test_seventeen_ranks(self) -> None:
-        """BoardRounds in which ranks post the same, other things, or late; and who is missing, as all
-        hear.
+        """Rounds in which ranks post equal messages, different ones, or late ones; all ranks learn
+        of missing ranks.
         """
         size = 17
         turns = [threading.Event() for _ in range(size)]
@@ -93,9 +93,7 @@ class TestTree(BoardKit, FailureKit):
         self.run(size, body)
 
     def test_a_rank_that_does_not_look_passes_on_what_others_say(self) -> None:
-        """Rank 0, the root, computes: the others hear of each other all the same, and of an
-        abort.
-        """
+        """Rank 0, the root, computes: messages of the others and an abort still arrive."""
         computed = threading.Event()
 
         def body(transport: Any) -> None:
@@ -119,8 +117,8 @@ class TestTree(BoardKit, FailureKit):
 
     @pytest.mark.parametrize("leaver", [0, 1, 6])
     def test_ranks_that_need_a_departed_rank_get_an_error(self, leaver: int) -> None:
-        """The root, one in the middle, a leaf: nobody waits for ever, and the round before is whole
-        everywhere.
+        """The root, an inner node, a leaf: no rank waits forever, and the previous round is
+        complete on all ranks.
         """
 
         def body(transport: Any) -> None:
@@ -155,7 +153,7 @@ def test_descriptors_and_threads_end_with_the_wire() -> None:
 
 
 def test_a_killed_rank_is_named_by_all_however_far_they_are() -> None:
-    """Rank 3 of 7 dies: of a tree of twos, rank 2 is its only neighbour."""
+    """Rank 3 of 7 dies: in a tree of twos, rank 2 is its only neighbour."""
 
     def body(transport: Any) -> str:
         try:
@@ -173,7 +171,7 @@ def test_a_killed_rank_is_named_by_all_however_far_they_are() -> None:
 
 
 def _in_a_tree(body: Callable[[Any], str]) -> Any:
-    """``body`` on a wire among all ranks whose board is a tree of twos."""
+    """Run ``body`` on a wire among all ranks, whose board is a tree of twos."""
 
     def run(transport: Any) -> str:
         overlays.DIRECT, overlays.FANOUT = 1, 2
@@ -210,7 +208,7 @@ def test_the_places_of_all_ranks_are_one_tree(size: int) -> None:
 
 
 def _reached(start: int, gone: int, edges: set[tuple[int, int]]) -> set[int]:
-    """The ranks that ``start`` reaches along ``edges`` without ``gone``."""
+    """Return the ranks that ``start`` reaches along ``edges`` without ``gone``."""
     beside: dict[int, list[int]] = {}
     for one, two in edges:
         beside.setdefault(one, []).append(two)

@@ -37,7 +37,7 @@ class TestTls(ReduceKit, BoardKit, FailureKit):
 
 @pytest.mark.slow
 class TestTlsLink(LinkKit):
-    """Over one connection is what the collectives above do."""
+    """Two connections; the collectives above use one."""
 
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
@@ -61,7 +61,7 @@ def test_a_connection_that_is_cut() -> None:
 
 
 class Ear(Relay):
-    """Passes everything on, and keeps it."""
+    """A proxy that records all bytes."""
 
     def __init__(self, behind: tuple[str, int]) -> None:
         self.heard = bytearray()

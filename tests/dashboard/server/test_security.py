@@ -1,4 +1,4 @@
-"""Who may read the page, and who may change something."""
+"""Access to the page, and to its actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of blocks become those of a rank: who reads them, and whose memory they are."""
+"""Rows of blocks become rows of a rank: the threads that read them, and their memory."""
 
 from __future__ import annotations
 

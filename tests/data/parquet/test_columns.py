@@ -1,4 +1,4 @@
-"""What columns may hold, and how they become arrays."""
+"""Contents of columns, and their conversion to arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More rows than a reader may hold: they do not pile up."""
+"""More rows than a reader may hold do not accumulate."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_memory_limits_how_many_row_groups_are_read_ahead(tmp_path: Path) -> Non
 
 
 def test_a_reader_takes_little_memory_besides_shuffled_rows(tmp_path: Path) -> None:
-    """What is decoded, put together and handed out, and what allocators keep: the latter hangs on
-    when threads run, and the least of three tells what the reader needs.
+    """Decoded and returned batches, and memory that allocators keep. The latter depends on the
+    timing of threads, so the least of three runs is compared.
     """
     large, small = (
         write(tmp_path / "large.parquet", 2 * ROWS, 4096),

@@ -1,4 +1,4 @@
-"""Which numbers a dtype holds, for every pair of dtypes, beside Python's own numbers."""
+"""Ranges of dtypes for every pair of dtypes, compared with Python's numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EDGES = [
 
 
 def values(dtype: str) -> np.ndarray:
-    """Those near the ends of all dtypes that ``dtype`` has itself."""
+    """Return numbers near the limits of all dtypes, as far as ``dtype`` represents them."""
     if dtype == "bool":
         return np.array([False, True])
     if dtype in INTEGERS:
@@ -45,7 +45,7 @@ def values(dtype: str) -> np.ndarray:
 
 
 def held(value: np.generic, dtype: str) -> bool:
-    """By Python's numbers, which are exact."""
+    """Return whether the dtype represents the value, by Python's exact numbers."""
     number = value.item()
     if dtype in FLOATS:
         with np.errstate(over="ignore"):

@@ -1,5 +1,5 @@
-"""Batches of an epoch: each row once over all ranks, one order for any number of ranks, from any
-place on.
+"""Batches of an epoch: each row once over all ranks, in one order for any number of ranks, from any
+position.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 
 def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
-    """Batches of all ranks together: rows in turns."""
+    """Return the batches of all ranks together: rows in turns."""
     return [sorted(row for batch in step for row in batch) for step in zip(*of_ranks, strict=True)]
 
 
@@ -324,7 +324,7 @@ def test_a_changed_file_is_an_error_in_the_next_epoch(
 def test_a_file_rewritten_in_place_while_read_is_noticed(
     tmp_path: Path, memory: int, threads: int
 ) -> None:
-    """pyarrow gives fewer rows of a file that ends early, and no error."""
+    """pyarrow returns fewer rows of a truncated file, without an error."""
     part = tmp_path / "part.parquet"
     pq.write_table(pa.table({"id": range(100_000)}), part, row_group_size=1000)
     batches = iter(
@@ -470,7 +470,7 @@ def test_epochs_reuse_memory_and_concurrent_loops_have_their_own(
 def test_a_loop_continued_in_a_fork_is_an_error(
     data: ParquetData, memory: int, threads: int
 ) -> None:
-    """It waited for ever."""
+    """It would wait forever."""
     loop = iter(data.numpy(5, memory=memory, threads=threads, rank=0, size=1))
     next(loop)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Folders of streaming queries: the log says which files count."""
+"""Folders of streaming queries: the log names the valid files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX = "file:///where/it%20was/out"
 
 
 def write(folder: Path, name: str, rows: Sequence[int]) -> str:
-    """A file; how a log names it."""
+    """Write a file, and return its name as in a log."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"x": rows}), folder / name)
     return f"{PREFIX}/{name.replace(' ', '%20')}"
@@ -43,9 +43,7 @@ def rows(*paths: Path) -> list[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a query with partitions, in a place where it was moved to; batches 0 and 1 are in a
-    compact one.
-    """
+    """Return the folder of a moved query with partitions; batches 0 and 1 are in a compacted log."""
     made = tmp_path / "at=1" / "moved"
     found = [
         write(made, f"p q={number % 2}/part-{number}.parquet", [number]) for number in range(4)

@@ -1,4 +1,4 @@
-"""Who a process is, by what clusters put into its environment."""
+"""The place of a process in its job, from the variables that clusters set."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_process_that_knows_what_torch_distributed_needs() -> None:
 
 
 def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
-    """Its daemons are tasks of a step, and hand their variables on."""
+    """Its daemons are tasks of a step, and pass their variables on."""
     found = bootstrap.find({**STEP, **OPEN_MPI})
     assert found is not None
     assert (found.bootstrap.name, found.placement.rank) == ("mpi", 3)
@@ -114,8 +114,8 @@ ONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "
     "outer", [OPEN_MPI, STEP, {**STEP, **ONE, "SLURM_STEP_TASKS_PER_NODE": "1"}]
 )
 def test_torchrun_that_mpirun_or_srun_has_started_wins_over_it(outer: dict[str, str]) -> None:
-    """Each of its ranks took itself for the task that torchrun is: several for the same, or each
-    for one alone.
+    """Each of its ranks would otherwise take the place of torchrun's task, several for one place,
+    or each for one alone.
     """
     found = bootstrap.find({**outer, **TORCHRUN, "WORLD_SIZE": "8"})
     assert found is not None

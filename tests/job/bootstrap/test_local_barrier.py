@@ -1,6 +1,4 @@
-"""The barrier of the ranks of one host: threads here, and other ranks that have ended by what is
-said of them.
-"""
+"""The barrier of the ranks of one host: threads, and other ranks that are reported as ended."""
 
 from __future__ import annotations
 

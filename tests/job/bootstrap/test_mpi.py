@@ -1,5 +1,5 @@
-"""``mpirun python train.py`` without any command of ours: Open MPI for real, and what is said when
-that cannot be.
+"""``mpirun python train.py`` without a command of Farandole: a real Open MPI, and the errors if it
+cannot work.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class TestOpenMpi:
         tools.check_served(tools.run(MPIRUN, tmp_path, "serves", **own), 2)
 
     def test_a_run_within_a_rank_starts_a_separate_job(self, tmp_path: Path) -> None:
-        """Its processes inherit the variables of that rank; each was a job of one rank before."""
+        """Its processes inherit the variables of that rank; without care each would be a job of one
+        rank.
+        """
         command = [sys.executable, "-m", "farandole", "run", "-np", "1", *MPIRUN]
         done = tools.run(command, tmp_path, TMPDIR=str(tmp_path))
         assert done.returncode == 0, done.stderr
@@ -86,7 +88,7 @@ class TestOpenMpi:
         assert mentions(done.stderr, "RendezvousError", "rank 1", "init()")
 
     def test_local_ranks_in_another_order(self, tmp_path: Path) -> None:
-        """Open MPI's mapping by package numbers local ranks otherwise than ranks."""
+        """Open MPI's mapping by package numbers local ranks differently from ranks."""
         swap = (
             "export OMPI_COMM_WORLD_LOCAL_RANK=$(($OMPI_COMM_WORLD_SIZE - 1 -"
             ' $OMPI_COMM_WORLD_RANK)); exec "$@"'
@@ -141,8 +143,8 @@ class TestOpenMpi:
     def test_parts_of_its_processes_are_separate_jobs(
         self, kind: str, says: list[str], tmp_path: Path
     ) -> None:
-        """Those of a communicator, also of one process, and of a list; who is in none of them goes
-        on without.
+        """The processes of a communicator (also of one process), and of a list; other processes
+        continue without a job.
         """
         script = tmp_path / "parts.py"
         script.write_text(PARTS)
@@ -214,9 +216,7 @@ class TestOpenMpi:
 @pytest.mark.slow
 @pytest.mark.usefixtures("open_mpi")
 class TestTwoHosts(tools.TwoHosts):
-    """Encrypted, as only those ranks are that have the variable: Open MPI's mpirun hands on what it
-    is told to.
-    """
+    """Encrypted: only ranks with the variable are, and mpirun passes on only named variables."""
 
     variables: ClassVar = ["-x", "PYTHONPATH", "-x", "FARANDOLE_TLS"]
     command: ClassVar = [
@@ -258,7 +258,7 @@ class TestTwoHosts(tools.TwoHosts):
 
 @pytest.mark.parametrize("ranks", [[1, 2], [0, 0], [0, 4]], ids=str)
 def test_a_list_of_ranks_that_makes_no_sense(ranks: list[int], tmp_path: Path) -> None:
-    """In a process of its own, whose memory Open MPI puts elsewhere: it is left behind."""
+    """In a separate process, because Open MPI leaves its memory behind."""
     pytest.importorskip("mpi4py")
     program = (
         "from farandole.job.config import Placement\nfrom farandole.job.bootstrap import mpi\n"

@@ -1,4 +1,4 @@
-"""The store that rank 0 serves where there is no driver."""
+"""The store that rank 0 serves in a job without a driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kits.messages import mentioning
 
 
 class Unreached:
-    """A cluster by which rank 0's text reaches nobody."""
+    """A cluster in which rank 0's text reaches no rank."""
 
     name = "unreached"
     ends_together = False
@@ -79,7 +79,7 @@ def test_ranks_that_disagree_on_encryption_are_refused(tls: bool) -> None:
 
 
 def test_ranks_with_different_sizes_are_refused() -> None:
-    """By hand, say: WORLD_SIZE=2 for rank 0, and 3 for rank 1."""
+    """For example by hand: WORLD_SIZE=2 for rank 0, and 3 for rank 1."""
     host = StoreHost(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
 
     class Other(Unreached):
@@ -109,8 +109,8 @@ def test_ranks_with_different_sizes_are_refused() -> None:
 def test_all_hear_of_different_numbers_of_ranks(
     size: int, others: dict[int, int], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that agree with rank 0, those beyond its number, and rank 0 itself; the rest has
-    no time to come.
+    """Also ranks that agree with rank 0, ranks beyond its number, and rank 0 itself; the remaining
+    ranks have no time to join.
     """
     monkeypatch.setattr(store_host, "SLACK", 1.0)
     host = StoreHost(Placement(size=size, local_size=size), Settings(start_timeout=30.0))
@@ -162,7 +162,7 @@ class TestTheEnd:
 
     @pytest.fixture
     def clients(self, host: StoreHost) -> Iterator[list[StoreClient]]:
-        """Of ranks 1 to 3, which have joined."""
+        """Return the clients of ranks 1 to 3, which have joined."""
         address, secret = host.contact().split(",")
         clients = [StoreClient(address, secret) for _ in range(4)]
         for rank, client in enumerate(clients):
@@ -197,7 +197,7 @@ class TestTheEnd:
     def test_a_rank_has_left_after_its_goodbye(
         self, host: StoreHost, clients: list[StoreClient]
     ) -> None:
-        """A process that it forked off, a data loader's, may hold its connection open."""
+        """A forked process, such as a data loader's, may hold its connection open."""
         for rank in (1, 2, 3):
             clients[rank].set(keys.outcome(rank), Outcome(status="ok").to_bytes())
             clients[rank].set(f"left/{rank}", b"")

@@ -1,4 +1,4 @@
-"""The client of PMI-1, before a process manager of our own."""
+"""The client of PMI-1, with a process manager of the tests."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ raise RuntimeError("job ends")
 
 
 def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
-    """Hydra looks at its own socket before it looks at output, and then reads no more."""
+    """Hydra reads its own socket before the output, and then reads no more."""
     ours, theirs = socket.socketpair()
     env = {**os.environ, "PMI_FD": str(theirs.fileno())}
     with (
@@ -191,7 +191,7 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
 def test_output_is_forwarded_before_the_job_is_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """srun reads no more once it hears that a rank was killed."""
+    """srun reads no more once it learns of a killed rank."""
     done: list[object] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:

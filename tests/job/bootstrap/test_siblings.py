@@ -1,4 +1,4 @@
-"""Ranks of this host that have ended, seen in a /proc that is played; and by a real Slurm."""
+"""Ended ranks of this host, seen in a simulated /proc, and under a real Slurm."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class TestProcesses:
         assert found.ended() == [3]
 
     def test_ranks_of_another_job_with_the_same_variables(self, proc: Proc) -> None:
-        """MPICH gives two jobs nothing that tells them apart. What has no daemon above it may be
-        ours.
+        """MPICH gives two jobs equal variables. A process without a daemon above it may belong to
+        this job.
         """
         found = proc.siblings()
         proc.remove(11)
@@ -91,7 +91,7 @@ class TestProcesses:
         assert found.ended() == [3]
 
     def test_siblings_hidden_by_a_container_are_not_reported(self, proc: Proc) -> None:
-        """A container of its own, for example."""
+        """For example in a separate container."""
         proc.add(20, 0, "a-container")
         (proc.folder / str(os.getpid()) / "stat").write_text(f"{os.getpid()} (python) S 20 1 1")
         found = proc.siblings()
@@ -124,7 +124,7 @@ class TestProcesses:
     def test_a_fresh_fork_of_the_daemon_may_be_the_rank(
         self, proc: Proc, name: str, state: str, ended: list[int]
     ) -> None:
-        """But not the way to other hosts."""
+        """The connection to other hosts is not."""
         proc.add(16, 10, name, SLURM_CONF="x")
         (proc.folder / "16" / "stat").write_text(f"16 ({name}) {state} 10 1 1")
         proc.remove(11)
@@ -143,7 +143,7 @@ class Ended:
 
 
 class Unreached:
-    """A cluster by which rank 0's text reaches those who wait for it here."""
+    """A cluster in which rank 0's text does not reach the waiting ranks."""
 
     name = "told"
     ends_together = False
@@ -172,7 +172,7 @@ class Unreached:
 def test_all_hear_of_a_rank_that_ended_before_init(
     seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sees it; and nobody is told that a driver has ended."""
+    """Any rank may see it; no rank is told that a driver has ended."""
     cluster = Unreached()
     cluster.seen = {0: Ended(), 2: Ended(), seen: Ended(1, 2)}
     told: dict[int, str] = {}
@@ -189,7 +189,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(
     came = threading.Event()
 
     def announcing(client: StoreClient, name: str) -> None:
-        """Rank 0 comes last, so that rank 2 is there when it counts."""
+        """Let rank 0 arrive last, so that rank 2 is present when it counts."""
         if name == "rank/0":
             assert came.wait(60)
         announce(client, name)

@@ -1,4 +1,4 @@
-"""Processes that were told what torch.distributed needs, and no more."""
+"""Processes with only the variables that torch.distributed needs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ranks(command: list[str], *numbers: int, **env: str) -> Iterator[list[subpro
 
 @pytest.mark.slow
 def test_ranks_started_by_hand_are_one_job(tmp_path: Path) -> None:
-    """Each, without LOCAL_RANK, is the first of a host of its own."""
+    """Without LOCAL_RANK, each rank is the first of its own host."""
     with ranks(program(tmp_path), 1, 0) as job:
         said = [process.communicate(timeout=200) for process in job]
     for rank, (out, err) in zip((1, 0), said, strict=True):

@@ -64,7 +64,7 @@ sys.stdout.write(f"fine {sys.argv[1]} {attempt}\\n")
 def test_both_kinds_of_calls_in_one_program(
     first: str, launcher: list[str], tmp_path: Path
 ) -> None:
-    """Under torchrun, which starts all ranks again, also after one has died."""
+    """Under torchrun, which restarts all ranks after one has died."""
     script = tmp_path / "both.py"
     script.write_text(BOTH)
     clean = {
@@ -122,9 +122,7 @@ def test_a_script_around_programs(tmp_path: Path) -> None:
 def test_without_a_home_they_meet_among_the_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A container's user may have none, or one that is not to be written to. Nothing is left
-    there.
-    """
+    """A container's user may have no home, or a read-only one. No file is left."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("HOME", "/dev/null")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

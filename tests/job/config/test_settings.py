@@ -1,4 +1,4 @@
-"""One field is one setting: reading, writing, refusing."""
+"""One field is one setting: reading, writing and refusing values."""
 
 from __future__ import annotations
 

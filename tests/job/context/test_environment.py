@@ -1,4 +1,4 @@
-"""What the environment says of the job that a process belongs to."""
+"""The job of a process, from its environment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_rank_that_lost_its_variables_reports_it(jobs: Marked) -> None:
 
 
 def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path) -> None:
-    """As of ``srun apptainer exec --cleanenv``, ``mpirun env -i``."""
+    """As with ``srun apptainer exec --cleanenv`` or ``mpirun env -i``."""
     written(tmp_path, os.getpid(), 7, "")
     written(tmp_path, 7, 6, None)
     (tmp_path / "7" / "comm").write_text("slurmstepd\n")
@@ -115,7 +115,9 @@ def test_an_mpirun_of_one_process_loses_no_rank(command: str, alone: bool, tmp_p
 
 
 def test_a_launcher_that_does_not_say_who_is_where() -> None:
-    """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
+    """Flux, MPICH's gforker. Within a step of Slurm, PMI gives no placement, and Slurm's variables
+    do.
+    """
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
     assert re.match(
         r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost_placement(pmi)
@@ -126,7 +128,7 @@ def test_a_launcher_that_does_not_say_who_is_where() -> None:
 
 
 def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or nobody here can meet there."""
+    """Or no process here can connect to that place."""
     torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
     for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
         assert re.match(
@@ -144,7 +146,7 @@ def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "1"), ("2", "2"), ("1", "0"), ("-1", "2")])
 def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
-    """It would train alone."""
+    """The rank would train alone."""
     env = {"RANK": rank, "WORLD_SIZE": size}
     with pytest.raises(
         SettingsError, match=mentioning(f"RANK={rank}", f"WORLD_SIZE={size}", "FARANDOLE_SIZE=1")

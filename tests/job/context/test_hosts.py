@@ -1,4 +1,4 @@
-"""Five ranks on two hosts: who shares memory is found out, and the slices cross the network."""
+"""Five ranks on two hosts find the ranks that share memory, and exchange slices over the network."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ except HorovodInternalError as error:
 @pytest.mark.parametrize("waiting", ["board", "collective"])
 @pytest.mark.parametrize("loss", ["both ways", "one way"])
 def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) -> None:
-    """Packets are lost from one moment on; nobody is said to have shut down. Times are a quarter of
+    """Packets are lost from one moment on; no rank is reported as shut down. Times are a quarter of
     the real ones.
     """
     secret = new_secret()

@@ -1,4 +1,4 @@
-"""Where a process finds its place in a job."""
+"""The place of a process in its job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_program_without_commits_is_reported(
 def test_each_session_has_an_id_that_all_ranks_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rank that comes with a new membership has not been through the sessions before it."""
+    """A rank that joins with a new membership has missed the earlier sessions."""
     monkeypatch.setattr(session, "_number", (0, 0))
     seen = []
     for generation in (0, 0, 3, 3):
@@ -60,8 +60,8 @@ def test_each_session_has_an_id_that_all_ranks_know(
 
 
 def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
-    """Programs ask for the rank in the workers of a DataLoader, which read that rank's data. They
-    are no ranks: what needs the others is an error there.
+    """Programs read the rank in the workers of a DataLoader, which read that rank's data. Workers
+    are no ranks: collectives are an error in them.
     """
 
     def fn(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Memory that is freed and asked for again comes without page faults."""
+"""Memory that is freed and allocated again causes no page faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What init() attaches to the engine, and the timeline's two calls."""
+"""The observers that init() attaches to the engine, and the timeline's two calls."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def test_a_timeline_that_cannot_be_written_stops_init(monkeypatch: pytest.Monkey
 
 
 def test_a_timeline_continues_after_another_init(tmp_path: Path) -> None:
-    """Of the same process, and of another one that the rank's script runs then; but not in another
-    job.
-    """
+    """In the same process, and in a later process of the rank's script; but not in a different job."""
     path = tmp_path / "t.json"
     program = (
         "import sys, numpy as np, farandole.numpy as hvd\n"

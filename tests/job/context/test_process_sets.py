@@ -1,4 +1,4 @@
-"""Process sets: who is in, ids, errors, and that sets do not wait for each other."""
+"""Process sets: members, ids, errors, and independence of each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sets_reduce_among_themselves(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_sets_and_messages_of_the_library_itself(wire: str) -> None:
-    """They need no leave, and are there once."""
+    """They need no permission, and exist once."""
 
     def fn(rank: int) -> list[Any]:
         mine = context.process_set_among([2, 0])
@@ -87,7 +87,7 @@ def test_sets_and_messages_of_the_library_itself(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> None:
-    """Ranks that ask for different things, and one that leaves while another one waits for it."""
+    """Ranks with different requests, and a rank that leaves while another waits for it."""
 
     def fn(rank: int) -> list[Any]:
         mine = context.add_process_set([1, 2])
@@ -211,7 +211,7 @@ def test_invalid_process_sets_are_reported_before_joining(given: object) -> None
 
 
 class Comm:
-    """What is used of mpi4py's communicators."""
+    """The used part of mpi4py's communicators."""
 
     def __init__(self, members: list[int], rank: int = 0) -> None:
         self.members, self.rank = members, rank

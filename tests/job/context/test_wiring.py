@@ -1,4 +1,4 @@
-"""Who shares a host, and that ranks find each other over whatever wires there are."""
+"""Ranks find the ranks of their host, and connect over the available wires."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_choice_of_a_wire_is_explained(hosts: list[list[int]], said: str) ->
 
 
 def added(wire: Any) -> tuple[str, float]:
-    """The wire, and the sum of all ranks' numbers over it."""
+    """Return the wire, and the sum of all ranks' numbers over it."""
     array = np.full(100_000, wire.rank + 1, np.float32)
     wire.allreduce([Buffer(array, array, DType.FLOAT32)], ReduceOp.SUM)
     wire.barrier()
@@ -84,7 +84,9 @@ def run(
     body: Callable[[Any], Any] = added,
     **settings: object,
 ) -> list:
-    """What ``body`` gives for every rank's wire. ``host_of``: pretend that there are several."""
+    """Return the result of ``body`` for every rank's wire. ``host_of``: pretend that there are
+    several hosts.
+    """
     secret = new_secret()
     server = StoreServer(secret)
     if host_of:
@@ -115,7 +117,7 @@ def run(
 
 
 def test_sessions_of_a_rank_are_counted_over_its_programs() -> None:
-    """But for one in which it is told that it is alone."""
+    """Except a session of a rank that is alone by its settings."""
     secret = new_secret()
     server = StoreServer(secret)
     first, then = (StoreClient(server.address, secret) for _ in range(2))
@@ -156,8 +158,8 @@ def test_one_host_shares_memory(
 
 
 def test_hosts_call_ranks_by_their_numbers_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a host share memory, and one of each host has a wire of its own; ranks 2 and 3 are
-    second there.
+    """The ranks of a host share memory, and one rank of each host has a separate wire; ranks 2 and
+    3 are second there.
     """
     gone = threading.Event()
 
@@ -181,8 +183,8 @@ def test_hosts_call_ranks_by_their_numbers_in_the_job(monkeypatch: pytest.Monkey
 
 
 def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than are let wait, at each rank's socket, before and while the ranks look for each
-    other.
+    """More strangers than a socket admits, at each rank's socket, before and while the ranks
+    connect.
     """
     taken: list[socket.socket] = []
     dial_lower_ranks = shm.ShmRendezvous.dial_lower_ranks
@@ -225,8 +227,8 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
 def test_ranks_whose_settings_do_not_go_together_say_so(
     monkeypatch: pytest.MonkeyPatch, mine: dict[str, object], other: dict[str, object], says: str
 ) -> None:
-    """As by mpirun, whose hosts may have different variables. They waited for each other, or
-    averaged differently.
+    """As by mpirun, whose hosts may have different variables. Ranks would wait for each other, or
+    average differently.
     """
     connect = wiring.connect
 

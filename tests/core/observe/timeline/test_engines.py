@@ -63,9 +63,7 @@ def test_every_collective_of_a_job_is_recorded(n: int, tmp_path: Path) -> None:
 def test_a_bucket_across_hosts_shows_memory_and_network_time(
     tmp_path: Path,
 ) -> None:
-    """Two hosts of two ranks; the second of the tensors that go together says nothing of its
-    own.
-    """
+    """Two hosts of two ranks; the second of the fused tensors has no times of its own."""
 
     def body(engine: Engine) -> None:
         for handle in [
@@ -84,7 +82,7 @@ def test_a_bucket_across_hosts_shows_memory_and_network_time(
 
 
 def test_ticks_show_ready_times_when_a_third_rank_is_late(tmp_path: Path) -> None:
-    """Rounds end with the last rank; the times of the others must not collapse into that."""
+    """Rounds end with the last rank; the times of the others must not collapse into its time."""
     ready: dict[int, float] = {}
     turns = [threading.Event() for _ in range(4)]
     turns[0].set()
@@ -160,8 +158,8 @@ def test_several_files_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_taking_records_costs_little(tmp_path: Path) -> None:
-    """A step of 3 buckets takes 4 rounds or so. 3 % of a step of 20 ms are 600 us, here for writing
-    and all.
+    """A step of 3 buckets takes about 4 rounds. 3 % of a step of 20 ms are 600 us, including the
+    writes.
     """
     named = [(f"bucket.{i}", REQUEST._replace(name=f"bucket.{i}")) for i in range(3)]
     names = [name for name, _ in named]

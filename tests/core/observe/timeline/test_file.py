@@ -1,4 +1,4 @@
-"""The file of a timeline is whole after every write, and a full disk ends it alone."""
+"""The file of a timeline is complete after every write, and a full disk ends only the timeline."""
 
 from __future__ import annotations
 

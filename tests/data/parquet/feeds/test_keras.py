@@ -1,6 +1,4 @@
-"""A reader for Keras and tf.data: ``fit`` sees each row once in each epoch, whatever it
-shuffles.
-"""
+"""A reader for Keras and tf.data: ``fit`` sees each row once per epoch, with any shuffling."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def data(tmp_path: Path) -> ParquetData:
 
 
 class Seen(keras.layers.Layer):  # type: ignore[misc]
-    """Remembers its inputs."""
+    """Records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

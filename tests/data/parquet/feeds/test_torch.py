@@ -1,4 +1,4 @@
-"""A reader for PyTorch: tensors, DataLoaders, where training stands."""
+"""A reader for PyTorch: tensors, DataLoaders, and the position of training."""
 
 from __future__ import annotations
 
