@@ -22,7 +22,7 @@ from tests.kits.messages import mentioning
         (
             pa.array([1, 2, None]),
             {},
-            "part.parquet, row 2, column 'x': null; give fill={'x': value}",
+            "part.parquet, row 2, column 'x': null",
         ),
         (pa.array([1]), {"fill": {"y": 1}}, "fill={'y': ...}"),
         (pa.array([1]), {"columns": ["xx"]}, "Column xx does not exist in"),
@@ -31,19 +31,19 @@ from tests.kits.messages import mentioning
         (
             pa.array([b"a"]),
             {},
-            "column 'x': binary cannot become an array; give decode={...: function",
+            "column 'x': binary cannot become an array",
         ),
         (
             pa.array([b"a"], pa.binary(1)),
             {},
-            "fixed_size_binary[1] cannot become an array; give decode={...: f",
+            "fixed_size_binary[1] cannot become an array",
         ),
         (
             pa.array([1], pa.date32()),
             {},
             "cannot become an array; cast it to a number",
         ),
-        (pa.array([{"a": 1}]), {}, "'s.a' of s"),
+        (pa.array([{"a": 1}]), {}, "struct<a: int64> cannot become an array"),
         (
             pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
             {},
@@ -185,9 +185,9 @@ def test_invalid_columns_are_refused_before_training(
         (
             pa.array([[1, 2], [3, None]]),
             {},
-            "row 1, column 'x': null in a list; give fill={'x': value}",
+            "row 1, column 'x': null in a list",
         ),
-        (pa.array([[1, 2], None]), {}, "row 1, column 'x': null; give fill"),
+        (pa.array([[1, 2], None]), {}, "row 1, column 'x': null"),
         (
             pa.array([[1, 2]]),
             {"shapes": {"x": (3,)}},
@@ -208,7 +208,7 @@ def test_invalid_columns_are_refused_before_training(
             {},
             "row 1, column 'x': an image with height=3, but the others have 2",
         ),
-        (pa.array([image(), {**image(), "data": None}]), {}, "row 1, column 'x': null; give fill"),
+        (pa.array([image(), {**image(), "data": None}]), {}, "row 1, column 'x': null"),
         (
             pa.array([image(), {**image(), "height": -1}]),
             {},
@@ -217,10 +217,7 @@ def test_invalid_columns_are_refused_before_training(
         (
             pa.array([1, -1]),
             {"dtypes": {"x": "uint8"}},
-            (
-                "row 1, column 'x': -1 does not fit into uint8: uint8 holds whole numbers from 0 to"
-                " 255; give dtypes={'x': a dtype that holds it}"
-            ),
+            "row 1, column 'x': -1 does not fit into uint8",
         ),
         (
             pa.array([1, 2**63 - 1]),
@@ -286,10 +283,7 @@ def test_invalid_columns_are_refused_before_training(
         (
             pa.array([npy([0, 1]), npy([0.5, 0.7])]),
             {"decode": {"x": load}},
-            (
-                "row 1, column 'x': decode returned float64, but the first row has int64; give"
-                " dtypes={'x': 'float64'}"
-            ),
+            "row 1, column 'x': decode returned float64, but the first row has int64",
         ),
         (
             pa.array([npy([1]), b"?"]),
