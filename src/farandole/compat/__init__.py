@@ -17,7 +17,7 @@ from farandole.errors import JobFailedError, NotInitializedError
 P = ParamSpec("P")
 T = TypeVar("T")
 HOROVOD = "0.28.1"  # the version whose API this is, and ``horovod.__version__``
-SPARKDL = "1.6.0"  # the last published version, whose HorovodRunner this is
+SPARKDL = "1.6.0"  # the last published version, whose HorovodRunner is provided
 
 _ENDED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job"
@@ -50,8 +50,8 @@ def check_alone(*names: str) -> None:
 
 
 def horovod_message(error: JobFailedError) -> str:
-    """Return which process ended how, in the words of Horovod's launcher, which programs search
-    for; empty without such a process.
+    """Return the failed process and its exit code in the format of Horovod's launcher, which
+    programs parse; empty without such a process.
     """
     return (
         ""
@@ -61,7 +61,7 @@ def horovod_message(error: JobFailedError) -> str:
 
 
 def with_note(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap ``function`` so that its JobFailedError ends in Horovod's words."""
+    """Wrap ``function`` so that its JobFailedError ends with Horovod's message."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:

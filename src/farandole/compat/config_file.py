@@ -69,7 +69,7 @@ def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> li
 def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> None:
     """Set an option from the file, if it is missing.
 
-    ``where`` is the file and the key. A key without "no" is the negation of a flag with it.
+    ``where`` is the file and the key. A key without "no" negates a flag with "no".
     """
     if value is None or getattr(options, flag.dest) is not None:
         return

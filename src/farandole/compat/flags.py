@@ -220,7 +220,7 @@ TUNABLE = (
         "time limit of Gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         note=(
-            "a rank that dies is noticed at once; --stall-check-shutdown-time-seconds limits"
+            "the loss of a rank is detected immediately; --stall-check-shutdown-time-seconds limits"
             " waiting"
         ),
         section="library_options",

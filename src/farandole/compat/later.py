@@ -39,7 +39,7 @@ LATER: dict[str, tuple[str, str]] = {
     "horovod.tensorflow.data": _SERVICE,
     "sparkdl.xgboost": _XGBOOST,
 }
-# Horovod's internals, which programs should not use and which will not be implemented.
+# Horovod's internals, which programs should not use. They will not be implemented.
 PRIVATE = {
     "horovod.runner": (
         "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util"
@@ -101,7 +101,9 @@ def attribute_of_sparkdl(name: str) -> NoReturn:
 
 
 class _Finder:
-    """An import hook that comes last and is only queried for modules that no other finder has."""
+    """An import hook that comes last, and is queried only for modules that no other finder
+    finds.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -95,7 +95,7 @@ def run(
 
 
 def _note_ignored(**arguments: Any) -> None:
-    """Log the arguments that only an elastic job takes."""
+    """Log the arguments that apply only to elastic jobs."""
     for name, value in arguments.items():
         if value is not None:
             logger.info("horovod.run: %s=%r has no effect: this is not an elastic job", name, value)

@@ -182,7 +182,7 @@ def check_installed_version(
     """Raise ``exception`` if there is one.
 
     Horovod compares versions with the one it was compiled for. Nothing is compiled here, so any
-    imported version is right, and an exception has another reason.
+    imported version is supported, and an exception has another cause.
     """
     if exception is not None:
         raise exception

@@ -1,6 +1,4 @@
-"""Accumulation of several updates in one, for optimizers that should not exchange in every
-update.
-"""
+"""Accumulation of several updates, for optimizers that do not exchange in every update."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
     """Return an optimizer that runs ``optimizer`` in every ``every``-th update, on the mean or sum
     of the updates. The other updates are zeros.
 
-    Unlike in ``optax.MultiSteps``, ``optimizer`` does not run at all in the other updates.
+    Unlike with ``optax.MultiSteps``, ``optimizer`` does not run in the other updates.
     """
     import optax
 

@@ -97,7 +97,7 @@ class Collective:
         """Return the collective under a name with ``suffix``."""
         return replace(self, name=None if self.name is None else self.name + suffix, **changes)
 
-    # Shapes, as far as one rank can know them.
+    # Shapes, as far as known to one rank.
 
     def shapes(self, shapes: Shapes, dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
         check_dtypes(self.kind, dtypes, self.name)

@@ -22,7 +22,7 @@ CURES = Cures(
 
 class ArraysReplica:
     """A ``checks.agreement.Replica``. ``arrays``: parameters, or their ``sample``. JAX arrays are
-    only copied when they are compared.
+    copied only for a comparison.
     """
 
     patient = False

@@ -1,8 +1,8 @@
 """Gradients of the collectives.
 
-Gradients belong to the sum of all ranks' losses. The exceptions follow Horovod: gradients of
-allgather and broadcast are averaged over the ranks, and gradients of reducescatter are not divided
-(docs/jax.md).
+Gradients are those with respect to the sum of all ranks' losses. The exceptions follow Horovod:
+gradients of allgather and broadcast are averaged over the ranks, and gradients of reducescatter are
+not divided (docs/jax.md).
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ def _product_backward(call: Collective, arrays: Arrays, gradients: Arrays) -> tu
     mine = [arrays[place] for place in places]
     zeros = [(array == 0).astype(array.dtype) for array in mine]
     counts = _sum(call, zeros, ".zeros")
-    factors = [array + zero for array, zero in zip(mine, zeros, strict=True)]  # zeros count as ones
+    factors = [
+        array + zero for array, zero in zip(mine, zeros, strict=True)
+    ]  # zeros are replaced by ones
     products = apply(call.renamed(".product"), factors)
     totals = _sum(call, [gradients[place] for place in places], ".gradient")
     others = [

@@ -182,7 +182,7 @@ def _bytes_at(buffer: Any, nbytes: int) -> Array:
     return array
 
 
-# Numbers are unique to this process: a program stored by another process finds no call.
+# Numbers are unique to this process: they match no call of a program stored by another process.
 _numbers = itertools.count(secrets.randbits(62))
 _calls: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
 
@@ -195,7 +195,7 @@ def _handle(pointer: Any) -> int | None:
             _describe(frame)
         else:
             _find(frame.attrs.attrs[0].contents.value[0])(frame.args.args, frame.rets.rets)
-    except BaseException as error:  # no exception may reach XLA
+    except BaseException as error:  # exceptions must not reach XLA
         return _failed(frame.api.contents, error)
     return None
 
@@ -240,8 +240,8 @@ _handler = ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_CallFrame))(_handle)
 
 @functools.cache
 def _registered() -> bool:
-    """Return whether XLA accepts the handler. Call it after the backend exists: an earlier refusal
-    would come too late.
+    """Return whether XLA accepts the handler. Call it after the backend exists, because an earlier
+    call would not detect a refusal.
     """
     handler = jax.ffi.pycapsule(ctypes.cast(_handler, c_void_p).value)
     try:
@@ -278,7 +278,7 @@ def emit(
     call = _Call(function, in_place, ctx.avals_in, ctx.avals_out)
     number = next(_numbers)
     _calls[number] = call
-    # keeps the call alive as long as the program, and the program off the disk cache
+    # ties the call's lifetime to the program's, and keeps the program out of the disk cache
     ctx.module_context.add_host_callback(call)
     ctx = replace(
         ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out]

@@ -148,7 +148,7 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduce ``leaves`` over all ranks as one unit, inside and outside ``jit``.
 
-    Leaves that are None or of dtype float0 (gradients of integers) stay as they are. Ranks compare
+    Leaves that are None or of dtype float0 (gradients of integers) are unchanged. Ranks compare
     ``parameters`` periodically (see ``checks.agreement``). Raises ValueError on all ranks, naming
     rank and array, if their lists differ (inside ``jit``, JAX raises JaxRuntimeError instead; see
     ``plain_errors``).

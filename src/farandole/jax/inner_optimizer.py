@@ -1,6 +1,6 @@
 """The facts about an optax optimizer that codecs and strategies depend on.
 
-An optimizer of optax is a pair of functions. Its options are in their closures, and nowhere else.
+An optimizer of optax is a pair of functions. Its options exist only in their closures.
 """
 
 from __future__ import annotations

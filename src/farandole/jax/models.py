@@ -32,7 +32,7 @@ class Models:
         self._places: dict[Hashable, int] = {}
         # session and last step of each
         self._exchanged: dict[Hashable, tuple[str, int]] = {}
-        self._began = False  # whether a model has begun here
+        self._began = False  # whether a model has begun on this rank
 
     def mark(self) -> Any:
         """Return a new mark (int32). In a traced program it is a value of the program, so that each
@@ -54,8 +54,8 @@ class Models:
     def once(self, mark: Hashable, step: int, label: str, lasts: bool = False) -> Iterator[None]:
         """Run the exchange of a model's step (1, 2 ...) once.
 
-        ``label``: names state outside the model's that the exchange changes; empty if there is
-        none. ``lasts``: that state outlives this optimizer.
+        ``label``: names the state outside of the model's that the exchange changes; empty if there
+        is none. ``lasts``: whether that state outlives this optimizer.
 
         Raises ValueError for a repeated step, because the state already includes the step and its
         successors. (State that ``lasts`` may have been restored too.) Exceptions are the first
@@ -80,7 +80,7 @@ class Models:
 
     def _check_lasts(self, mark: Hashable, scope: str, step: int, label: str) -> None:
         """Raise ValueError for the third of three optimizers with one step each: the program
-        creates one in each step, and its state is lost. An optimizer that continues from a
+        creates an optimizer in each step, which loses its state. An optimizer that continues from a
         checkpoint takes many steps.
         """
         if self._began:

@@ -3,9 +3,9 @@ Gloo on CPUs).
 
 These collectives exist only in programs over a mesh of all processes. The mesh has one device per
 rank, and in such a program (``spmd``) every rank sees its own arrays, and the functions of this
-package use ``jax.lax``. A call outside becomes a small program of this kind, after all ranks have
-agreed that their calls match; otherwise XLA's collectives would hang. Plain ``jax.jit`` uses only
-this rank's device, and arrays travel through the host.
+package use ``jax.lax``. A call outside of one becomes a small program of this kind, after all ranks
+have agreed that their calls match; otherwise XLA's collectives would hang. Plain ``jax.jit`` uses
+only this rank's device, and arrays travel through the host.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _spread(leaf: Any, sharding: NamedSharding) -> Any:
 
 
 def position() -> Any:
-    """Return this rank's number as a value of the program; None outside such programs."""
+    """Return this rank as a value of the program; None outside such programs."""
     try:
         return jax.lax.axis_index(AXIS)
     except NameError:
@@ -221,8 +221,8 @@ def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
 
 
 def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
-    """Return a reason if results would be inexact, because XLA's floats have too few digits for
-    multiples of integers.
+    """Return a reason if results would be inexact: XLA's floats have too few digits for multiples
+    of integers.
     """
     scaled = (call.prescale, call.postscale) != (1.0, 1.0)
     if scaled and any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class _NumberedReducer(ModelsReducer):
-    """A reducer named by the order in which a job's reducers are first used, which is equal on all
-    ranks; the order of creation may differ.
+    """A reducer named by the order of first use, which is equal on all ranks; the order of creation
+    may differ.
     """
 
     _number: Engine | None = None

@@ -1,8 +1,8 @@
 """Asynchronous collectives, inside and outside programs.
 
-Inside a program, starting and waiting are two host calls. They run in order, but only the second
-one blocks, so ranks may start named collectives in different orders if they wait only after all are
-started.
+Inside a program, the start and the wait are two host calls. They run in order, but only the wait
+blocks, so ranks may start named collectives in different orders if they start all of them before
+the first wait.
 """
 
 from __future__ import annotations

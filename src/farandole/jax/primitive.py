@@ -6,8 +6,8 @@ token from program to program. At most one call at a time therefore holds an XLA
 that run the same programs meet in the same order.
 
 The effect differs from ``io_callback``'s, because it must be allowed in custom derivatives and in
-``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: reading
-those inside a callback may wait for the very thread that runs it.
+``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: reading a
+JAX array inside a callback may wait for the thread that runs the callback.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HostCall(Protocol):
 
 
 class _Failures:
-    """The errors of calls, and the tokens that they spoil.
+    """The errors of calls, and the tokens invalidated by them.
 
     A failed program leaves a failed token, and every program that gets the token fails in turn.
     When JAX looks up the token for the next program (by the effect's hash), a token known to have
@@ -93,8 +93,7 @@ class _Failures:
     def drop_token(self) -> None:
         if getattr(self._seen, "count", 0) != self.count:
             self._seen.count = self.count
-            # The failed program has ended or is about to: its token may fail later than its
-            # results.
+            # The failed program has ended or is ending: its token may fail later than its results.
             wait()
 
 
@@ -141,7 +140,7 @@ def _token() -> Any:
 
 def wait() -> None:
     """Wait until all collectives in programs that this thread has dispatched are done. Their errors
-    are not raised here: they belong to the results of those programs.
+    are not raised here, but by the results of those programs.
     """
     token = _token()
     if token is None:

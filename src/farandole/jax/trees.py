@@ -39,8 +39,8 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     """Return ``root_rank``'s tree on every rank, as a new tree: ``params =
     hvd.broadcast_parameters(params, root_rank=0)``.
 
-    Arrays of any type (including random keys) and numbers are sent; other leaves stay as they are.
-    Not for use inside ``jit``. Raises ValueError on all ranks if the trees have different arrays.
+    Arrays of any type (including random keys) and numbers are sent; other leaves are unchanged. Not
+    for use inside ``jit``. Raises ValueError on all ranks if the trees have different arrays.
     """
     leaves, kind = jax.tree_util.tree_flatten(params)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

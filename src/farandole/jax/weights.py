@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step alone and exchange weights by a strategy."""
+"""Optimizers that step locally on each rank and exchange weights by a strategy."""
 
 from __future__ import annotations
 

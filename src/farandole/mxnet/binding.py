@@ -205,7 +205,9 @@ class _Memory:
 
 
 def memory(tensor: Any) -> Array:
-    """Return the flat memory of an NDArray on the host. MXNet must not use the array meanwhile."""
+    """Return the flat memory of an NDArray on the host. MXNet must not use the array at the same
+    time.
+    """
     storage = _kind(tensor).storage
     count = 1
     for length in tensor.shape:

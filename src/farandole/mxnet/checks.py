@@ -62,7 +62,7 @@ def _digest(parameter: Any) -> int:
     return digest(np.array(sampled(values))) if dtype.is_float else 0
 
 
-# Trainers that are not distributed.
+# Trainers without exchanges.
 
 _watches: weakref.WeakKeyDictionary[Any, NoExchange] = weakref.WeakKeyDictionary()
 

@@ -16,8 +16,8 @@ from farandole.mxnet.functions import allreduce_, broadcast
 @KVStoreBase.register
 # mxnet has no types, and takes the store's name from the class
 class Horovod(KVStoreBase):  # type: ignore[misc]
-    """A key-value store that adds up over all ranks. MXNet 1.9.1's own store of this name only
-    covers one process.
+    """A key-value store that sums over all ranks. MXNet 1.9.1's store of this name covers one
+    process only.
     """
 
     type = "horovod"

@@ -173,8 +173,7 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
 def _check_unscaled(optimizer: Any) -> None:
     """Raise ValueError if the trainer that steps with ``optimizer`` scales losses.
 
-    Such a trainer decides for its rank alone whether to skip a step, before the optimizer gets the
-    gradients.
+    Such a trainer decides locally whether to skip a step, before the optimizer gets the gradients.
     """
     parameter = next(iter(optimizer.param_dict.values()), None)
     if getattr(getattr(parameter, "_trainer", None), "_amp_loss_scaler", None) is not None:
@@ -190,13 +189,13 @@ def _restored(
     optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float
 ) -> Any:
     optimizer.rescale_grad = rescale_grad
-    if not context.takes_part():  # not a rank of a job, such as a program that opens a checkpoint
+    if not context.takes_part():  # outside of a job, such as in a program that opens a checkpoint
         return optimizer
     return DistributedOptimizer(optimizer, predivide, num_groups, process_set or WORLD)
 
 
 def split(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """Split items into at most ``parts`` runs of equal length, or one longer; none is empty."""
+    """Split items into at most ``parts`` nonempty runs whose lengths differ by at most one."""
     count = min(parts, len(items))
     ends = [len(items) * number // count for number in range(count + 1)] if count else [0]
     return [items[begin:end] for begin, end in itertools.pairwise(ends)]

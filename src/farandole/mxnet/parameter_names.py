@@ -12,8 +12,8 @@ def canonical(names: Iterable[str]) -> list[str]:
     """Return ``names`` of gluon's parameters with their numbers counted from 0: ``dense7_bias`` and
     ``dense12_bias`` become ``dense0_bias`` and ``dense1_bias``.
 
-    Gluon numbers the layers of a process, so a network's names differ on a rank that made another
-    network before; and in alphabetical order, ``dense10`` comes before ``dense9``.
+    Gluon numbers the layers of a process, so a network's names differ on a rank that has created
+    another network before. In addition, ``dense10`` sorts before ``dense9``.
     """
     parts = [[_split(part) for part in name.split("_")] for name in names]
     seen: dict[str, set[int]] = {}

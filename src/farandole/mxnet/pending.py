@@ -1,10 +1,10 @@
 """Arrays whose values are still being computed.
 
-MXNet computes in the background: an operation returns arrays at once, and reading one waits. A
+MXNet computes in the background: an operation returns arrays immediately, and reading one waits. A
 collective does the same: it registers its outputs with MXNet's engine as being written, and fulfils
-this promise when all ranks have taken part. So small tensors of one step are exchanged together.
-Ranks may call in different orders if they compute with results only after the last call, because
-waiting MXNet operations hold temporary memory that others need.
+this promise when all ranks have taken part. Small tensors of one step are therefore exchanged
+together. Ranks may call in different orders if they compute with results only after the last call,
+because waiting MXNet operations hold temporary memory that others need.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Keep = Callable[[Exception | None], None]
 _numbers = itertools.count(1)
 _to_start: dict[int, Callable[[Keep], None]] = {}
 _to_fail: dict[int, tuple[_OnComplete, Exception]] = {}  # errors on their way to MXNet
-_open = 0  # promises not kept yet
-_change = threading.Condition()  # of their number, which is constant while the process forks
+_open = 0  # unfulfilled promises
+_change = threading.Condition()  # guards their number, which is constant while the process forks
 _errors: dict[str, HorovodInternalError] = {}
 
 
@@ -67,8 +67,8 @@ _cxx = _exceptions()
 
 
 def possible() -> bool:
-    """Return whether arrays can be promised: not with NaiveEngine, which runs everything at once,
-    for debugging.
+    """Return whether arrays can be promised: not with NaiveEngine, which runs all operations
+    synchronously, for debugging.
     """
     return (
         _cxx is not None

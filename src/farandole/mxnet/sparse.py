@@ -24,7 +24,7 @@ _collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 def reduce_rows(
     name: str, gradients: list[Any], fresh: bool, factor: float, process_set: ProcessSet
 ) -> Callable[[], bool]:
-    """Start to add up the rows of all ranks, times ``factor``, and return a function that waits.
+    """Start summing the rows of all ranks, times ``factor``, and return a function that waits.
 
     ``gradients``: of the same parameter on each device of this rank. The function writes the sum to
     them, and returns whether any rank's were ``fresh``.

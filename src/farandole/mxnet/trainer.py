@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-# Sent for a computed gradient; large, because the predivide factor divides and truncates integers.
+# The flag of a computed gradient; large, because the predivide factor divides and truncates
+# integers.
 _USED = 1 << 30
 
 # MXNet's names of key-value stores.
@@ -207,8 +208,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             wait()
 
     def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
-        """Send a group of gradients, and which of them this rank has computed since its last
-        step.
+        """Send a group of gradients, with flags for the gradients computed on this rank since its
+        last step.
         """
         fresh = np.array([_USED * gradient.fresh for gradient in group], dtype=np.int64)
         names = [*(gradient.name for gradient in group), "fresh"]

@@ -56,7 +56,7 @@ def _is_table(variable: Any) -> bool:
 def _share_tables(tables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
     """Broadcast ``root_rank``'s tables, whose lengths may differ between ranks.
 
-    Tables of a TensorFlow 1 graph stay as they are, because only its session can read them.
+    Tables of a TensorFlow 1 graph are left unchanged, because only its session can read them.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return
@@ -124,7 +124,7 @@ def _read(variable: Any) -> Array:
 
 @documented("init", "RuntimeError: in eager mode, which has no global variables.")
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return an operation that gives all ranks ``root_rank``'s values of the graph's global
+    """Return an operation that broadcasts ``root_rank``'s values of the graph's global
     variables.
     """
     if tf.executing_eagerly():

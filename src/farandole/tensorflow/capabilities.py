@@ -16,5 +16,5 @@ def rocm_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return 0: TensorFlow's tensors never go through NCCL here."""
+    """Return 0: TensorFlow's tensors are never exchanged by NCCL."""
     return 0

@@ -45,7 +45,7 @@ class VariablesReplica:
         self.variables: Sequence[Any] = list(variables)
         self._names = [name.partition(":")[0] for name in names]
         self._settings = settings
-        # asked here, because readable() is always true in TensorFlow's threads, which call
+        # evaluated here, because readable() is always true in TensorFlow's threads, which call
         # weights()
         self._readable = readable()
 
@@ -86,5 +86,5 @@ def settings_of(optimizer: Any) -> Mapping[str, str]:
         return numbers({name: vars(optimizer).get(f"_{name}") for name in _OLD})
     try:
         return numbers(optimizer.get_config())
-    except Exception:  # an error in a third-party optimizer must not end the training
+    except Exception:  # errors of third-party optimizers must not end the training
         return {}

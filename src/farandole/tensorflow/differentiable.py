@@ -1,6 +1,6 @@
 """Differentiable collectives.
 
-Gradients belong to the sum of all ranks' losses. Where Horovod's differ, Horovod's values are used:
+Gradients are those with respect to the sum of all ranks' losses. The exceptions follow Horovod:
 gradients of allgather and broadcast are averaged over the ranks, and gradients of reducescatter are
 not divided (docs/tensorflow.md).
 """
@@ -228,7 +228,7 @@ def broadcast(
             )
             if context.rank() == root_rank:
                 return mean
-            with tf.control_dependencies([mean]):  # otherwise a session would not run it
+            with tf.control_dependencies([mean]):  # otherwise a session would skip it
                 return tf.zeros_like(mean)
 
         return functions.spread(tensor, root_rank, names, process_set), gradient

@@ -1,6 +1,6 @@
-"""A thread that waits for the collectives that graphs start.
+"""A thread that waits for the collectives of graphs.
 
-The engine runs a collective immediately if a thread waits for it, otherwise after a delay.
+The engine runs a collective immediately if a thread waits for it, and otherwise after a delay.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Compression:
 
 
 class Names:
-    """The name of a call: the caller's choice, and whether name scopes count."""
+    """The name of a call: the caller's name, and whether name scopes are included."""
 
     def __init__(self, kind: str, name: str | None, ignore_name_scope: bool = False) -> None:
         self.kind, self.name, self.ignore = kind, name, ignore_name_scope
@@ -70,9 +70,9 @@ class Names:
         eager mode, where calls are counted.
 
         In a graph an unnamed call is named for its tensor, and a name that the process set already
-        uses gets a number. So the name is the same on all ranks that build the same graph, even
-        repeatedly. Nested functions count as one graph, because two calls of one name may run at
-        the same time. Each process set counts separately: a rank may be in several sets, whose
+        uses gets a number. The name is therefore the same on all ranks that build the same graph,
+        even repeatedly. Nested functions count as one graph, because two calls of one name may run
+        at the same time. Each process set counts separately: a rank may be in several sets, whose
         other members do not build the same calls.
         """
         if tf.executing_eagerly():
@@ -171,7 +171,7 @@ def _run(
 
 
 def _check_registered(process_set: ProcessSet) -> None:
-    """Raise ValueError while the graph is built, not only when it runs."""
+    """Raise ValueError when the graph is built, before it runs."""
     if process_set is not context.global_process_set:
         process_set.size()
 

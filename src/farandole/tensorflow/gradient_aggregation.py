@@ -1,4 +1,4 @@
-"""Gradients of several passes, accumulated before they are reduced and applied once."""
+"""Accumulation of the gradients of several passes, which are then reduced and applied once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LocalGradientAggregationHelper:
         """
         if self.backward_passes_per_step == 1:
             return self._exchanged(grads, vars)
-        # the variable had a gradient in an earlier pass but not in this one: its sum still counts
+        # the variable had a gradient in an earlier pass only: its sum still counts
         there = [
             place
             for place, gradient in enumerate(grads)
@@ -98,10 +98,10 @@ class LocalGradientAggregationHelper:
     def apply_gradients(
         self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call ``apply_grads_closure()`` if this was the last pass.
+        """Call ``apply_grads_closure()`` in the last pass.
 
         Other passes also count in a Keras 2 optimizer's ``iterations`` and in ``global_step``, as
-        with Horovod, because programs chose their learning rate decay and training length
+        with Horovod, because programs set their learning rate decay and training length
         accordingly.
         """
         if self.backward_passes_per_step == 1:
@@ -122,8 +122,8 @@ class LocalGradientAggregationHelper:
             return tf.group(*_operations([self.counter.assign(0)]))
 
     def _add(self, number: Any, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Add ``gradients`` to the sums, which pass 1 resets, whether or not the last sums were
-        applied. (A LossScaleOptimizer skips steps with overflows.)
+        """Add ``gradients`` to the sums. Pass 1 resets them, even if the last sums were not
+        applied: a LossScaleOptimizer skips steps with overflows.
         """
         found: dict[Any, Any] = {}
         for variable, gradient in zip(variables, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""The gradients of a step: all dense ones in one operation, gradients of embeddings as rows."""
+"""The gradients of a step: dense gradients in one operation, gradients of embeddings as rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from farandole.tensorflow.sparse import allreduce_slices, is_slices
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# only one exchange at a time may hold a TensorFlow thread while it waits
+# only one exchange at a time may block a TensorFlow thread
 _waits_here = threading.Lock()
 
 
 def alone(process_set: ProcessSet = WORLD) -> bool:
-    """Return whether there is no other rank to exchange with, now or later. (An elastic job may get
-    more ranks later.)
+    """Return whether this rank has no other rank to exchange with, now or later. (An elastic job
+    may grow.)
     """
     return context.engine(process_set).size == 1 and context.stays_alone(process_set)
 
@@ -150,7 +150,7 @@ def _exchanged(
 
     forms = [(tensor.dtype, tensor.shape) for tensor in tensors]
     variables = [] if replica is None else replica.variables
-    # so that the comparison sees values of the same step on all ranks
+    # so that all ranks compare values of the same step
     with tf.control_dependencies(graph.uses_of(variables)):
         results = graph.run("the exchange of gradients", start, tensors, forms)
     with tf.control_dependencies(results[:1]):
@@ -167,9 +167,8 @@ def _threads() -> int:
 
 
 class _Exchanging(graph.Call):
-    """A call that waits in TensorFlow's own thread if it is the only one at work in this process.
-
-    Any other call gets a new thread, so that TensorFlow always has a free one.
+    """A call that runs in TensorFlow's thread if it is the only active call of this process. Any
+    other call gets a new thread, so that TensorFlow always has a free thread.
     """
 
     def __init__(self, finish: Callable[[], list[Array]], blocks: bool) -> None:
@@ -186,7 +185,7 @@ class _Exchanging(graph.Call):
             super().when_done(call)
 
 
-# holds the variables, too, so that their ids are not reused
+# also keeps the variables alive, so that their ids are not reused
 _Reducers = dict[Any, tuple[GradientListReducer, Sequence[Any]]]
 _reducers: _Reducers = {}
 
@@ -198,7 +197,7 @@ def reducer_for(
     function is traced again.
 
     In a graph each call returns another one, because two in one graph may run at the same time.
-    Different ``variables`` get different reducers, which live as long as the variables do.
+    Different ``variables`` get different reducers, with the lifetime of the variables.
     """
     place = Names("Gradients", what).of(None, options.process_set) or what
     scales = options.prescale, options.postscale

@@ -1,14 +1,14 @@
-"""Collectives as graph operations that hold none of TensorFlow's threads while they wait.
+"""Collectives as graph operations that do not block TensorFlow's threads while waiting.
 
-TensorFlow has only as many threads as cores. If each were held by a collective that waits for
-another rank, and the other rank's threads likewise, all would wait forever. So a collective is
-three operations: one starts it and returns, one waits, and one fetches the result. The waiting
-operation is TensorFlow's own: a queue's dequeue, which gives up its thread until something is put
-into the queue. Each execution has its own queue from a pool, so results cannot be mixed up.
+TensorFlow has one thread per core. If collectives that wait for another rank blocked all of them,
+here and on the other rank, both ranks would wait forever. A collective is therefore three
+operations: one starts it and returns, one waits, and one fetches the result. The waiting operation
+is a queue's dequeue, which releases its thread until an element is queued. Each execution has a
+separate queue from a pool, so results cannot be confused.
 
-In a session the queues of this process cannot be reached. There, waiting operations form a line
-with TensorFlow's own mutex. The first one watches for a moment (the longer nothing happens, the
-longer) and then goes to the end of the line; between two moments the thread is free for others.
+A session cannot access the queues of this process. Its waiting operations therefore form a line
+with TensorFlow's mutex. The first one polls for a moment, which grows while no task completes, and
+then moves to the end of the line; in between, the thread is free for others.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from farandole.job import context
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-# AutoGraph would convert everything that a tf.function calls, down to the engine, which would then
-# be very slow everywhere.
+# AutoGraph would convert all functions that a tf.function calls, including the engine, which would
+# become very slow.
 autograph.CONVERSION_RULES = (autograph.DoNotConvert("farandole"), *autograph.CONVERSION_RULES)
 
 # shortest and longest time in seconds that a waiting operation in a session watches
@@ -42,7 +42,7 @@ _MOMENT = 0.002, 0.2
 
 
 class Task(Protocol):
-    """Work that was started and will finish."""
+    """Work in progress."""
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call`` once when the task is done, or immediately if it is."""
@@ -56,7 +56,7 @@ Form = tuple[Any, Any]  # a tensor's dtype and static shape
 
 
 class Call:
-    """A Task that runs a blocking function in a thread of its own."""
+    """A Task that runs a blocking function in a separate thread."""
 
     def __init__(self, function: Callable[[], Sequence[Array]]) -> None:
         self._function = function
@@ -92,7 +92,7 @@ _running: dict[int, _Running] = {}
 _queues: list[Any] = []
 _changed = threading.Condition()
 _completions = 0  # of tasks that sessions wait for; _changed guards this and the following
-# tasks that were watched without result, and the number of completions at that time
+# tasks that were polled without a result, and the number of completions at that time
 _watched: dict[int, int] = {}
 _last_change = 0.0
 
@@ -105,7 +105,7 @@ def compiled() -> bool:
 
 
 def check_not_compiled(what: str) -> None:
-    """Raise an error with a cure: XLA compiles no Python, and its own message has no advice."""
+    """Raise an error with advice, which XLA's message lacks: XLA compiles no Python."""
     if compiled():
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA, because it communicates with other processes."
@@ -129,7 +129,7 @@ def run(
     started = (
         _started if tf.compat.v1.executing_eagerly_outside_functions() else _started_in_session
     )
-    # a hint in XLA's message, which names the operation that it cannot compile
+    # a hint in XLA's message, which contains the name of the operation that it cannot compile
     with tf.name_scope(re.sub(r"\W", "_", f"{what}_outside_of_XLA")):
         operations, number, permit = started(start, inputs)
         with tf.control_dependencies([permit]):
@@ -151,7 +151,7 @@ def array(tensor: Any) -> Array:
 
 
 def uses_of(variables: Sequence[Any]) -> list[Any]:
-    """Return operations that order Python's reads of ``variables``, in functions of TensorFlow 2.
+    """Return operations that order reads of ``variables`` by Python, in functions of TensorFlow 2.
 
     They run after all earlier changes of a variable in the program and before all later ones.
     TensorFlow knows this order only for its own reads. These operations read shapes, because
@@ -243,8 +243,8 @@ def _turn(number: Any, done: Any) -> Any:
 
 
 def _watch(number: Any) -> Any:
-    """Return whether task ``number`` is done, after waiting a moment for it or for another task,
-    whose loop should check next.
+    """Return whether task ``number`` is done, after waiting for a moment until it or another task,
+    whose loop should check next, is done.
     """
     number = int(number)
     done = _running[number].done
@@ -299,8 +299,8 @@ def _fetch(number: Any) -> list[Any]:
 
 
 def _drop_unfetched() -> None:
-    """Drop unfetched collectives of an earlier session of this rank, left by a step that failed
-    half-way.
+    """Drop unfetched collectives of an earlier session of this rank, left by an interrupted
+    step.
     """
     if len(_running) > 1000:
         engine = context.engine()

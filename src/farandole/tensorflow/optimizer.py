@@ -92,7 +92,7 @@ def DistributedOptimizer(
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """The common part of both kinds: everything except gradients is forwarded to the wrapped
+    """The common part of both kinds: all calls except for gradients are forwarded to the wrapped
     optimizer.
     """
 

@@ -41,8 +41,8 @@ class VariableReducer:
     ) -> list[Any]:
         """Return ``gradients`` of ``variables``, reduced over all ranks.
 
-        Gradients of variables in ``local`` stay this rank's, divided by the number of ranks,
-        because they are not summed and each rank's loss counts for its share.
+        Gradients of variables in ``local`` are not summed over ranks, but divided by the number of
+        ranks, because each rank's loss counts for its share.
         """
         # in every job, because a norm over rows may differ from a dense one
         if self.options.sparse_as_dense:
@@ -58,7 +58,9 @@ class VariableReducer:
                     results[place], context.engine(self.options.process_set).size
                 )
         shared = [variables[place] for place in common]
-        every = numbered(names_of(variables))  # each keeps its name when others have no gradients
+        every = numbered(
+            names_of(variables)
+        )  # names do not change if other variables have no gradients
         names = [every[place] for place in common]
         replica = VariablesReplica(shared, names, self._settings)
         totals = self._reduced([gradients[place] for place in common], shared, names, replica)

@@ -47,7 +47,7 @@ def reduced(
 
 
 def dense(gradients: Sequence[Any]) -> list[Any]:
-    """Return dense gradients. A program that gathers rows of a result makes tf.IndexedSlices."""
+    """Return dense gradients. Gathering rows of a result yields tf.IndexedSlices."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -142,7 +142,7 @@ def _product(
             )
             totals = sums(dense(upstream), "_gradient")
             others = [
-                # not zero only if no other rank has a zero
+                # nonzero only if no other rank has a zero
                 tf.where(tf.equal(count, zero), product / factor, tf.zeros_like(product))
                 for count, zero, product, factor in zip(
                     counts, zeros, products, factors, strict=True

@@ -25,7 +25,7 @@ def seed_everything(seed: int) -> tf.random.Generator:
     """
     own = helpers.seeded(seed)
     tf.random.set_seed(seed)
-    # a Keras that is loaded later takes its seed from Python's generator
+    # Keras, if loaded later, takes its seed from Python's generator
     if "keras" in sys.modules or "tf_keras" in sys.modules:
         tf.keras.utils.set_random_seed(seed)
     return tf.random.Generator.from_seed(own)

@@ -1,5 +1,5 @@
-"""Batch normalization as if one process had the batches of all ranks: the arithmetic, for a layer
-of Keras 2 or 3.
+"""The arithmetic of batch normalization over the batches of all ranks, for layers of Keras 2
+and 3.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Synchronized:
             count = tf.reduce_sum(shown) / channels
             sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
         mine = tf.concat([count[None], *sums], axis=0)
-        # without scopes: their names and the layers' count other objects of the process
+        # without scopes: names of scopes and layers depend on other objects of the process
         total = allreduce(
             mine,
             op=ReduceOp.SUM,

@@ -49,8 +49,7 @@ def DistributedGradientTape(
     """Return ``gradtape`` with a ``gradient()`` that reduces gradients over all ranks, in one
     operation.
 
-    It remains a tape of its own class. On a rank outside ``process_set`` it returns that rank's own
-    gradients.
+    The tape keeps its class. On a rank outside ``process_set`` it returns that rank's gradients.
 
     ``register_local_source(variable)`` of the result keeps a variable's gradients local to each
     rank.
@@ -184,7 +183,7 @@ class _Distributed:
             self._alone = False
 
     def _reduced(self, gradients: Any, sources: Any) -> Any:
-        # here tf.IndexedSlices and None count as leaves of the structure
+        # tf.IndexedSlices and None are leaves of this structure
         reduced = self._farandole.reduced(
             _leaves(gradients, sources), tf.nest.flatten(sources), self._local
         )

@@ -62,7 +62,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
         if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith(EXTRA_STATE):
             raise ValueError(
                 f"invalid params: {name!r} is a {type(value).__name__}, not a tensor. Pass each"
-                " state_dict in a call of its own: broadcast_parameters(checkpoint['model'],"
+                " state_dict in a separate call: broadcast_parameters(checkpoint['model'],"
                 " root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
