@@ -22,7 +22,7 @@ def main() -> None:
         "--batches",
         type=int,
         default=5,
-        help="batches of rank 0; each further rank has as many more",
+        help="batches of rank 0; each further rank has this number more",
     )
     arguments = parser.parse_args()
 

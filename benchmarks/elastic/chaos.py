@@ -217,7 +217,7 @@ def faults_of(lines: Sequence[Line]) -> Iterator[str]:
             yield f"rank {line.rank} began at step {line.step}, and {committed} was committed"
     ends = [line for line in lines if line.what.startswith("end:")]
     if not ends:
-        yield "no rank has ended in order"
+        yield "no rank has ended normally"
     for line in ends:
         total = float(line.what.partition(":")[2])
         if abs(total - line.step) > 1e-3 * line.step:
@@ -231,7 +231,7 @@ def lost_pushes(lines: Sequence[Line], unknown: int) -> Iterator[str]:
     pushes = sum(line.what == "push" for line in lines)
     ends = [line for line in lines if line.what.startswith("end:")]
     if not ends:
-        yield "no rank has ended in order"
+        yield "no rank has ended normally"
     for line in ends:
         total = float(line.what.partition(":")[2])
         if not pushes <= total <= pushes + unknown:

@@ -76,8 +76,8 @@ class JaxState(ObjectState):
         self.restore()
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the arrays of real numbers in the trees; nothing if ranks exchange weights from
-        time to time. Gradients that wait for the last of ``backward_passes_per_step`` are left out.
+        """Return the arrays of real numbers in the trees; none if ranks exchange weights
+        periodically. Gradients that wait for the last of ``backward_passes_per_step`` are left out.
         """
         wait()
         found: dict[str, Any] = {}

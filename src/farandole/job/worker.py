@@ -1,6 +1,6 @@
 """The program that every launcher starts: ``python -m farandole.job.worker``.
 
-It determines its rank and becomes the user's program. A command replaces this process (exec); a
+It determines its rank and then runs the user's program. A command replaces this process (exec); a
 function is fetched from the store and called, and its result is stored.
 """
 
@@ -238,8 +238,8 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
 
 
 def _not_found(program: str) -> str:
-    """Return why the kernel did not find the program: a script may exist while its interpreter
-    does not.
+    """Return why the kernel did not find the program: a script may exist without its
+    interpreter.
     """
     for folder in [""] if os.path.dirname(program) else os.get_exec_path():
         with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:

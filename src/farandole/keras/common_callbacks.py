@@ -263,8 +263,8 @@ class UpdateEpochState:
 
 
 class Tracking:
-    """Record the metrics of each epoch in the run, under their names in ``logs``; outside a run,
-    nothing.
+    """Record the metrics of each epoch in the run, under their names in ``logs``. Outside a run,
+    this has no effect.
 
     ``fit`` in a job of several ranks does so automatically on Keras 3. ``every``: also
     record the metrics of every ``every``-th batch, as ``batch/<name>``; 0 for none.

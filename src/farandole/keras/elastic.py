@@ -92,8 +92,8 @@ class KerasState(SavedVariables):
         self._adopt(received)
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the trained weights, and the variables of the optimizers; nothing if ranks
-        exchange weights periodically.
+        """Return the trained weights, and the variables of the optimizers; none if ranks exchange
+        weights periodically.
 
         Left out are values that differ between ranks: statistics (BatchNormalization), variables
         that stay local to each rank, and then also the optimizers' variables.

@@ -65,7 +65,7 @@ class TensorFlowState(ObjectState):
         self._adopt(received)
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the trained variables; nothing in a graph's session. Other variables may be
+        """Return the trained variables; none in a graph's session. Other variables may be
         statistics of each rank's own data.
         """
         if self.session is not None:

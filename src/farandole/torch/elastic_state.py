@@ -205,7 +205,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def replicas(self) -> Mapping[str, Any]:
-        """Return the parameters of models, and the states of their optimizers; nothing while a
+        """Return the parameters of models, and the states of their optimizers; none while a
         strategy lets the weights of ranks differ.
 
         Buffers are left out, because statistics (BatchNorm) differ between ranks.

@@ -243,8 +243,8 @@ class _Distributed:
 
     def average_weights(self) -> None:
         """Replace each rank's weights by their mean over all ranks, to evaluate or save them.
-        Collective if the strategy exchanges weights; otherwise ranks have equal weights, and
-        nothing happens.
+        Collective if the strategy exchanges weights; otherwise this has no effect, because ranks
+        have equal weights.
         """
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ _membership: _Membership | None = None
 def join(
     bootstrap: Bootstrap, placement: Placement, settings: Settings
 ) -> tuple[Placement, Connection]:
-    """Agree on a store with all ranks that ``bootstrap`` knows. Collective.
+    """Agree on a store with all ranks of ``bootstrap``. Collective.
 
     Afterwards the environment holds the variables that a launcher would set, including
     torch.distributed's. Raises RendezvousError naming ranks that do not arrive within

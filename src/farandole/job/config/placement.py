@@ -41,5 +41,5 @@ class Connection(Variables):
     )
 
     def number(self, rank: int) -> int:
-        """Return the number by which the driver knows this process, whose rank is ``rank``."""
+        """Return the driver's number for this process, whose rank is ``rank``."""
         return self.member if self.member >= 0 else rank

@@ -175,8 +175,8 @@ def _join(
             membership.find_store(client, placement)
             return placement, transport
         except (HorovodInternalError, RendezvousError, OSError) as error:
-            # The loss of a member is reported by the driver. Only this rank knows of a network that
-            # does not reach another member.
+            # The loss of a member is reported by the driver. Only this rank can report that its
+            # network does not reach another member.
             say = log.logger.info
             if isinstance(error, RendezvousError):
                 say = log.logger.warning

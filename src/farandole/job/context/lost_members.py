@@ -1,4 +1,4 @@
-"""Ends waits for members of an elastic job that only the driver knows to be lost.
+"""Ends waits for members of an elastic job whose loss only the driver has detected.
 
 A suspended host, or a host whose agent was lost, keeps its connections to the other hosts open, so
 the transports do not report the loss of its ranks.

@@ -89,8 +89,8 @@ class ServerAccess:
         return self._peer
 
     def _left(self, store: StoreClient, rank: int) -> bool:
-        """Return whether the rank has left this session in order; also true if the job's store
-        is gone.
+        """Return whether the rank has left this session normally; also true if the job's store is
+        gone.
         """
         try:
             return store.try_get(keys.left(self._scope, rank)) is not None

@@ -102,7 +102,7 @@ class Allocation(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything on the cluster, after the workers have ended."""
+        """Release all resources on the cluster, after the workers have ended."""
 
 
 @runtime_checkable

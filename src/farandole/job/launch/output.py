@@ -434,7 +434,7 @@ class OutputStreams:
             self._write(key, text, progress)
 
     def _hold(self, rank: int, text: str) -> str:
-        """Hold back everything from a traceback on; return the text before it."""
+        """Hold back the text from a traceback on; return the text before it."""
         if rank in self._held:
             since, before = self._held[rank]
             self._held[rank] = since, before + text

@@ -2,17 +2,17 @@
 
 There is one reaper per job and host. It is the ranks' parent and a child subreaper: a descendant
 whose parent ends becomes the reaper's child, even in another session. Therefore no process started
-by a rank can escape, and when the reaper has no children, nothing of the job is running.
+by a rank can escape, and when the reaper has no children, no process of the job is running.
 
 stdin: the length of a frame (8 bytes), then the frame (``marshal``: variables for all ranks, and
 for each rank its command, its own variables, and the descriptors for its stdout and stderr), then
-lines: ``term 0 2`` asks the ranks with these numbers to end (SIGTERM), and all that is below them
-once the ranks have ended, because a rank that saves its state needs its data loaders; ``kill 0 2``
-kills these ranks and all their descendants; ``send 10 0 2`` sends signal 10 to these ranks only.
+lines: ``term 0 2`` asks the ranks with these numbers to end (SIGTERM), and their descendants once
+the ranks have ended, because a rank that saves its state needs its data loaders; ``kill 0 2`` kills
+these ranks and all their descendants; ``send 10 0 2`` sends signal 10 to these ranks only.
 
 stdout, in lines: ``started <pid> ...`` or ``failed <index> <errno>``; ``exit <index> <code>``;
-``gone`` when nothing is left, after which the reaper exits. If stdin closes earlier, or the driver
-dies, the ranks are asked to end in the same way and, after the grace period, killed.
+``gone`` when no process is left, after which the reaper exits. If stdin closes earlier, or the
+driver dies, the ranks are asked to end in the same way and, after the grace period, killed.
 
 Arguments: the folder of this module, and the grace period in seconds.
 
@@ -177,7 +177,7 @@ class Ranks:
         return bool(self._killed)
 
     def terminate(self, indices: list[int]) -> None:
-        """Send SIGTERM to these ranks, but not yet to what is below them; see ``tidy``.
+        """Send SIGTERM to these ranks, but not yet to their descendants; see ``tidy``.
 
         Each process gets SIGTERM only once: a second one would interrupt its clean-up.
         """

@@ -1,7 +1,7 @@
 """PyTorch's import hook (the entry point ``torch.backends``).
 
 It registers the backend name, and makes torch.distributed report invalid ranks instead of waiting.
-Every program that imports torch runs this module, so it must not fail or import anything else.
+Every program that imports torch runs this module, so it must not fail or import other modules.
 """
 
 from __future__ import annotations

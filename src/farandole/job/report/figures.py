@@ -2,7 +2,7 @@
 the cell.
 
 ``plt.show()`` sends the figures to the driver as PNG images. Figures still open when the function
-returns are sent then, as at the end of a cell. Other ranks show nothing. The driver sets
+returns are then sent, as at the end of a cell. Other ranks show no figures. The driver sets
 ``MPLBACKEND`` to this module.
 """
 

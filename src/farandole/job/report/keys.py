@@ -44,7 +44,7 @@ def away(scope: str, rank: int) -> str:
 
 
 def left(scope: str, rank: int) -> str:
-    """Return the key set by a rank that has published its weights, when it ends in order."""
+    """Return the key set by a rank that has published its weights, when it ends normally."""
     return f"left/{scope}/{rank}"
 
 

@@ -1,6 +1,6 @@
 """The files of a run's folder.
 
-A run's folder is complete in itself: it can be copied, archived and opened elsewhere.
+A run's folder is self-contained: it can be copied, archived and opened elsewhere.
 
 ```
 spec.json            the submitted specification (RunSpec); never changed
@@ -48,7 +48,7 @@ COMMITS = "commits"
 
 
 class RunFolder:
-    """The folder of one run. Methods read and write its files and keep nothing in memory."""
+    """The folder of one run. Methods read and write its files, without state in memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class RunFolder:
         return found
 
     def change(self, after: RunState, **values: Any) -> None:
-        """Change to a state that is not final; has no effect if the run is in it already.
+        """Change to a state that is not final; no effect if the run is already in it.
 
         Raises RunError for a transition that the state machine does not have.
         """

@@ -25,7 +25,7 @@ class RunsHome:
     """The folders of one user's runs."""
 
     def __init__(self, path: str | None = None) -> None:
-        """``path``: by default ``$FARANDOLE_HOME``. Creates nothing yet."""
+        """``path``: by default ``$FARANDOLE_HOME``. No folder is created yet."""
         chosen = path or os.environ.get(HOME_VARIABLE) or _default()
         self.path = os.path.abspath(os.path.expanduser(chosen))
 

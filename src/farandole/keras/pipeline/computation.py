@@ -57,7 +57,7 @@ class Computation(Protocol):
 
 
 def on_backend(layers: Any, *, eager: bool) -> Computation:
-    """Return the computation for Keras's backend. ``eager``: compile nothing."""
+    """Return the computation for Keras's backend. ``eager``: do not compile."""
     module = importlib.import_module(f"farandole.keras.pipeline.{keras.backend.backend()}")
     return cast(Computation, module.LayersOfStage(layers, eager=eager))
 

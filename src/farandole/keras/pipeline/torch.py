@@ -15,7 +15,7 @@ class LayersOfStage:
     """PyTorch's ``Computation``."""
 
     def __init__(self, layers: Any, *, eager: bool) -> None:
-        """``eager`` makes no difference: nothing is compiled."""
+        """``eager`` has no effect: nothing is compiled."""
         self._layers = layers
 
     def forward(self, inputs: Any, mask: Any, *, training: bool, watch: bool) -> Passed:

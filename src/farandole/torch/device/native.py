@@ -144,8 +144,8 @@ class Native:
             self._do(lambda: self._backend.allreduce([flat], options))
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Start a collective and make later work on the stream wait for it. With NCCL, nothing else
-        waits.
+        """Start a collective and make later work on the stream wait for it. With NCCL, the calling
+        thread does not wait.
         """
         assert self._follow is not None
         try:

@@ -35,7 +35,7 @@ def _name(device: torch.device) -> str:
 
 def agreed(own: Facts, before: Facts | None) -> tuple[Facts, str]:
     """Return the facts of rank 0, and the reason why weights are equal only up to rounding; empty
-    if they are equal in all bits. Collective.
+    if they are bit-identical. Collective.
 
     ``before``: the facts of earlier memberships of the job, if there were any.
     """

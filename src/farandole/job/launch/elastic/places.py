@@ -50,7 +50,7 @@ class Places(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything, after the processes have ended."""
+        """Release all resources, after the processes have ended."""
 
 
 class FindingPlaces(Places, Protocol):

@@ -25,7 +25,7 @@ MOST_ATTEMPTS = 1 << 30  # of one task
 
 
 class Attempt(NamedTuple):
-    """An attempt of a task as Spark knows it: its executor, and the error with which it ended."""
+    """Spark's record of an attempt of a task: its executor, and the error with which it ended."""
 
     executor: str = ""
     error: str = ""
@@ -85,7 +85,7 @@ class SlotJobs:
         return ""
 
     def attempt(self, stage: int, task: int) -> Attempt:
-        """Return what Spark knows of the task attempt with the id ``task``."""
+        """Return Spark's record of the task attempt with the id ``task``."""
         store = self._context._jsc.sc().statusStore()
         with contextlib.suppress(Exception):  # NoSuchElementException before it is recorded
             found = store.taskList(stage, 0, MOST_ATTEMPTS)
