@@ -1,1 +1,1 @@
-"""The page of all runs in a browser, reports of runs, and the widget for notebooks."""
+"""The browser page of all runs, reports of runs, and the notebook widget."""

@@ -1,1 +1,1 @@
-"""Jobs with a history: experiments, runs, their queue, targets, environments and inputs."""
+"""Recorded jobs: experiments, runs, their queue, targets, environments and inputs."""

@@ -19,7 +19,7 @@ from farandole.job.runs.journal import JournalPart, read
 from farandole.job.runs.states import RunState
 from farandole.jobs.retries import AttemptEnd, decide
 
-_TAIL = 1 << 16  # bytes at the end of a journal that are searched for the last step
+_TAIL = 1 << 16  # bytes at the end of a journal to search for the last step
 
 HOSTS_VARIABLE = "FARANDOLE_RUN_HOSTS"  # the hosts that the target chose, for the runner
 
@@ -30,7 +30,7 @@ def number(folder: RunFolder) -> int:
 
 
 def claim(folder: RunFolder, attempt: int) -> bool:
-    """Make this process the runner of an attempt; return False if another process is."""
+    """Make this process the runner of an attempt; return False if another process already is."""
     return write_once(
         folder.file(f"claim-{attempt}.json"),
         {
@@ -49,10 +49,10 @@ def claimant(folder: RunFolder, attempt: int) -> ProcessIdentity | None:
 
 
 def claimed_ticket(folder: RunFolder, attempt: int, kind: str) -> dict[str, Any] | None:
-    """Return the ticket data of the runner that has claimed an attempt, in the form that targets of
-    this ``kind`` use; None without a claim, or if the claim lacks the data.
+    """Return the ticket data of an attempt's runner, in the form of targets of this ``kind``; None
+    without a claim, or if the claim lacks the data.
 
-    A supervisor that was killed before it saved the ticket leaves only the claim.
+    If a supervisor is killed before it saves the ticket, only the claim remains.
     """
     claimed = read_json(folder.file(f"claim-{attempt}.json"))
     if claimed is None:
@@ -104,7 +104,9 @@ def conclude(
 
 
 def settle(folder: RunFolder) -> None:
-    """Carry out the decision of the last ended attempt, which a killed process may have begun."""
+    """Carry out the decision after the last ended attempt, which a killed process may have
+    begun.
+    """
     ended = _ended(folder)
     if not ended or folder.end() is not None:
         return
@@ -151,10 +153,10 @@ def progress(folder: RunFolder) -> int:
 
 
 def remove_torn_files(folder: RunFolder) -> None:
-    """Remove the temporary files of writers on this host that were killed."""
+    """Remove the temporary files of killed writers on this host."""
     runners = [claimant(folder, attempt) for attempt in [*_ended(folder), number(folder)]]
     if any(runner is not None and not runner.here for runner in runners):
-        return  # process ids of another host mean nothing here
+        return  # process ids of other hosts are meaningless on this host
     for name in os.listdir(folder.path):
         match = re.fullmatch(r".+\.(\d+)\.\d+\.tmp", name)
         if match and not os.path.exists(f"/proc/{match[1]}"):

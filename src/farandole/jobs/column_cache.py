@@ -1,4 +1,4 @@
-"""The folder of a run's converted metrics, in the local state; it can be rebuilt at any time."""
+"""The folder of a run's converted metrics, in the local state. It can be rebuilt at any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.jobs.supervisor.place import state_folder
 
 
 def column_folder(folder: RunFolder, rank: int) -> str:
-    """Return the folder for the columns of a rank; create it readable by this user alone.
+    """Return the folder for the columns of a rank; create it readable by this user only.
 
     Raises OSError if it cannot be created.
     """

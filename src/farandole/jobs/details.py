@@ -122,7 +122,11 @@ def readable_time(seconds: float | None) -> str:
         return ""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, OSError, ValueError):  # a damaged file must not hide the other runs
+    except (
+        OverflowError,
+        OSError,
+        ValueError,
+    ):  # a damaged file must not prevent a list of the other runs
         return "?"
 
 

@@ -1,7 +1,7 @@
 """The environment variables of a submission, stored for its runner.
 
-Variables may hold secrets. So they are stored outside the run's folder, readable by this user
-alone, and deleted when the run has ended.
+Variables may hold secrets, so they are stored outside the run's folder, readable by this user only,
+and deleted when the run has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def withhold(spec: RunSpec) -> tuple[RunSpec, dict[str, str]]:
     if missing:
         raise SettingsError(
             f"the run needs the environment variables {', '.join(missing)}, whose values are not"
-            " kept with it; set them in this shell"
+            " stored with it; set them in this shell"
         )
     kept = {name: os.environ[name] for name in spec.secret_variables if name not in given}
     values = {**kept, **given}
@@ -52,12 +52,12 @@ def restore(spec: RunSpec) -> RunSpec:
 
 
 def save(home: RunsHome, folder: RunFolder, further: Mapping[str, str] = {}) -> None:
-    """Store this process's variables, and the ``further`` ones, for the run."""
+    """Store this process's variables, and ``further`` variables, for the run."""
     write_json(_path(home, folder), {**os.environ, **further})
 
 
 def load(home: RunsHome, folder: RunFolder) -> dict[str, str]:
-    """Return the stored variables of the run; without any, this process's environment."""
+    """Return the stored variables of the run; if there are none, this process's environment."""
     found = read_json(_path(home, folder))
     return dict(os.environ) if found is None else found
 

@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options that all requests for a run share.
+    """Options common to all requests for a run.
 
     Arguments:
         nodes, ranks_per_node: Their product is the number of ranks.
-        min_nodes, max_nodes: The least and the greatest number of nodes of an elastic run. Either
-            makes the run elastic: ``min_nodes`` is ``nodes`` by default, ``max_nodes`` the number
-            at the start, which is ``nodes``, but at least ``min_nodes``.
+        min_nodes, max_nodes: The minimum and maximum number of nodes of an elastic run. Either
+            makes the run elastic. Defaults: ``nodes`` for ``min_nodes``; for ``max_nodes``, the
+            number at the start: ``nodes``, but at least ``min_nodes``.
         target: The name of the target.
         environment: The Python environment: an ``EnvironmentSpec``, or the path of a requirements
             file, ``pyproject.toml`` or conda file.
@@ -40,7 +40,7 @@ class RunOptions:
         variables: Environment variables of the ranks.
         parameters: Hyperparameters by name, for comparison.
         tags: Free text by name.
-        retries: The number of times that a failed run may start again.
+        retries: The maximum number of restarts of a failed run.
         time_limit: Seconds after which the run is stopped; 0 for no limit.
         grace_seconds: Seconds between the request to stop and the kill.
         priority: Runs with higher numbers start first.
@@ -116,7 +116,7 @@ class ScriptRun(RunOptions):
     Arguments:
         source_directory: The folder of the program. The run uses a snapshot of this folder.
         script: A Python script in that folder.
-        arguments: The script's arguments; ``{name}`` stands for the path of an input.
+        arguments: The script's arguments; ``{name}`` is replaced by the path of an input.
         command: A command in place of a script: a list of words, or a shell command line.
         snapshot_limit: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     """
@@ -128,7 +128,7 @@ class ScriptRun(RunOptions):
     snapshot_limit: int = 0
 
     def words(self) -> tuple[str, ...]:
-        """Return the command. Raises SettingsError unless one of script and command is given."""
+        """Return the command. Raises SettingsError unless one of script and command is set."""
         if bool(self.script) == bool(self.command):
             raise SettingsError("a ScriptRun needs either script= or command=")
         if self.script:
@@ -150,7 +150,7 @@ class ScriptRun(RunOptions):
 class FunctionRun(RunOptions):
     """A request to call ``function(*args, **kwargs)`` on all ranks.
 
-    The function is pickled as by ``farandole.run``: it may be a lambda or come from a notebook.
+    The function is pickled as in ``farandole.run``: it may be a lambda or come from a notebook.
     """
 
     function: Callable[..., Any]
@@ -176,13 +176,13 @@ class Experiment:
     def __init__(self, name: str, home: str | None = None) -> None:
         """``home``: the folder of all runs; by default ``$FARANDOLE_HOME``.
 
-        Raises SettingsError if ``name`` has characters that do not suit a folder's name.
+        Raises SettingsError if ``name`` has characters that a folder's name cannot have.
         """
         self.name = check_experiment(name)
         self._home = RunsHome(home)
 
     def submit(self, request: RunRequest) -> Run:
-        """Put a run into the queue and return the run at once.
+        """Put a run into the queue and return it immediately.
 
         Raises SettingsError, before anything is created, for a request that cannot succeed.
         """
@@ -194,7 +194,7 @@ class Experiment:
         return [Run(RunFolder(row.path), self._home) for row in rows]
 
     def limit(self, most_active: int) -> None:
-        """Let at most ``most_active`` runs of this experiment be active; 0 removes the limit."""
+        """Limit this experiment to ``most_active`` active runs; 0 removes the limit."""
         self._home.set_limit(self.name, most_active)
 
     def __repr__(self) -> str:
@@ -202,14 +202,14 @@ class Experiment:
 
 
 def as_environment(given: EnvironmentSpec | str | None) -> EnvironmentSpec:
-    """Return the spec of an environment, given as a spec or as the path of a file."""
+    """Return the spec of an environment, from a spec or the path of a file."""
     if given is None:
         return EnvironmentSpec()
     return EnvironmentSpec(file=given) if isinstance(given, str) else given
 
 
 def as_input(name: str, given: InputSpec | str) -> InputSpec:
-    """Return the spec of the input ``name``, given as a spec, a path or a URL."""
+    """Return the spec of the input ``name``, from a spec, a path or a URL."""
     return InputSpec(name, os.fspath(given)) if not isinstance(given, InputSpec) else given
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a run, and reading the output of its ranks as it appears."""
+"""Waiting for a run, and following the output of its ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _QUIET_LOOKS = 5  # checks after the end of the run, for late output
 
 
 class LogReader:
-    """Reads the new text of a log."""
+    """Reads new text from a log."""
 
     def __init__(self, path: str, tail: int = 0) -> None:
-        """``tail``: the number of last lines with which to begin; 0 begins with the first line."""
+        """``tail``: the number of last lines to begin with; 0 begins with the first line."""
         self._path = path
         self._offset = _start_of_tail(path, tail) if tail else 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -63,7 +63,7 @@ def _start_of_tail(path: str, lines: int) -> int:
 
 def log_path(folder: RunFolder, rank: int | None) -> str:
     """Return the path of a rank's log, or of the log of all ranks if ``rank`` is None. In an
-    elastic run, ``rank`` is the number of a process.
+    elastic run, ``rank`` is a process number.
 
     Raises RunError if the run has no such rank.
     """
@@ -85,7 +85,7 @@ def log_path(folder: RunFolder, rank: int | None) -> str:
 
 
 def follow(folder: RunFolder, rank: int | None = None, tail: int = 0) -> Iterator[str]:
-    """Yield the log's text as it grows, until the run has ended and all text is read."""
+    """Yield the log's text as it appears, until the run has ended and all text is read."""
     reader = LogReader(log_path(folder, rank), tail)
     quiet = 0
     while True:
@@ -108,7 +108,7 @@ def wait(folder: RunFolder, timeout: float | None = None) -> RunState:
     deadline = None if timeout is None else time.monotonic() + timeout
     while (end := folder.end()) is None:
         if not folder.exists():
-            raise RunError(f"the folder of run {folder.run_id} is gone: {folder.path}")
+            raise RunError(f"the folder of run {folder.run_id} no longer exists: {folder.path}")
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(
                 f"run {folder.run_id} is still {folder.state().value} after {timeout:g} seconds"

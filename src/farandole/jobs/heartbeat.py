@@ -1,7 +1,7 @@
 """The heartbeat of a runner: a file in the run's folder, for supervisors on other hosts.
 
-A supervisor cannot read the process table of another host. So each runner touches a file at
-intervals. If the file is old, the runner's host is lost or was restarted.
+A supervisor cannot read the process table of another host, so each runner touches a file at
+intervals. An old file means that the runner's host is lost or was restarted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from farandole.job.runs.folder import RunFolder
 
 EVERY = 10.0  # seconds between two touches
-LOST = 60.0  # seconds without a touch after which a runner of another host counts as gone
+LOST = 60.0  # seconds without a touch after which a runner on another host counts as lost
 _FILE = "heartbeat"
 
 
@@ -55,7 +55,7 @@ def touch(folder: RunFolder) -> None:
 
 
 def silence(folder: RunFolder) -> float:
-    """Return the seconds since the last touch; 0 if the folder has no such file."""
+    """Return the seconds since the last touch; 0 without a heartbeat file."""
     try:
         last = os.stat(folder.file(_FILE)).st_mtime
         if time.time() - last <= LOST:
@@ -71,7 +71,7 @@ def silence(folder: RunFolder) -> float:
 
 
 def _touched(path: str) -> float:
-    """Touch a file and return the time that its file system gave it."""
+    """Touch a file and return its new modification time."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.utime(descriptor)

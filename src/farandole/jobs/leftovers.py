@@ -1,4 +1,4 @@
-"""Removal of the remains of killed submissions: unfinished folders, and variables without a run."""
+"""Cleanup after killed submissions: unfinished folders, and variables without a run."""
 
 from __future__ import annotations
 

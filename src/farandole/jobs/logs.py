@@ -1,5 +1,5 @@
-"""The logs of a run's ranks: ``user_logs/std_log_process_<rank>.txt``. In an elastic run, the
-number of the process takes the place of the rank, which changes.
+"""The logs of a run's ranks: ``user_logs/std_log_process_<rank>.txt``. In an elastic run, process
+numbers replace ranks, which change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class RunLogs:
     """Writes the output of all ranks to a run's folder; stdout and stderr share one file.
 
-    Further attempts append to the file. A full disk causes one warning and does not end the run.
+    Later attempts append to the file. A full disk causes one warning and does not end the run.
     """
 
     def __init__(self, folder: RunFolder, size: int) -> None:
@@ -42,7 +42,7 @@ class RunLogs:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "the logs of run %s are incomplete from here on: %s; the run continues",
+                    "the logs of run %s are incomplete from now on: %s; the run continues",
                     self._folder.run_id,
                     error.strerror,
                 )

@@ -43,7 +43,7 @@ def artifacts(folder: RunFolder, below: str = "") -> list[str]:
 
 
 def is_inside(folder: RunFolder, path: str) -> bool:
-    """Return whether a path leads into the run's folder when all links are resolved."""
+    """Return whether a path, with all links resolved, is inside the run's folder."""
     return os.path.realpath(path).startswith(os.path.realpath(folder.path) + os.sep)
 
 

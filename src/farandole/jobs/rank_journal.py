@@ -2,8 +2,8 @@
 
 Its records are ``{"slots": [[rank, host], ...], "time"}`` for each start of all ranks, and
 ``{"rank", "code", "time"}`` for each end. In an elastic run, processes are lost and added, and
-their numbers take the place of ranks: ``{"process", "host", "time"}`` for each start, and
-``{"membership", "members": [[process, host], ...], "time"}``, in rank order, for each membership.
+process numbers replace ranks: ``{"process", "host", "time"}`` for each start, and ``{"membership",
+"members": [[process, host], ...], "time"}``, in rank order, for each membership.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ def read(folder: RunFolder) -> RankRecordsRead:
 
 
 def processes(folder: RunFolder) -> dict[int, RankProcess]:
-    """Return the latest process of each rank that has been started; of an elastic run, each
-    process by its number.
+    """Return the latest process of each started rank; for an elastic run, each process by its
+    number.
     """
     return read(folder).processes
 
 
 def rank_seconds(found: RankRecordsRead, end: float) -> float:
-    """Return the total duration of all processes in seconds; processes that run still, or whose
-    end was not recorded, count until ``end`` (seconds since 1970). Pure.
+    """Return the total duration of all processes in seconds; processes that are still running, or
+    whose end was not recorded, count until ``end`` (seconds since 1970). Pure.
     """
     return sum(
         max(0.0, (end if each.ended is None else each.ended) - each.started)

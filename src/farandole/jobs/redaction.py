@@ -1,4 +1,6 @@
-"""Remove secrets and paths from texts that leave this machine, in reports and saved notebooks."""
+"""Redaction of secrets and paths from texts that leave this machine, in reports and saved
+notebooks.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ _HIDDEN = "***"
 def redacted(text: str, folder: str = "") -> str:
     """Return a text without secrets and without paths outside ``folder``, the run's folder.
 
-    A secret is recognized by the name in front of it, as in ``--api-key abc`` and ``TOKEN=abc``, or
-    by its place in a URL or an authorization header. Paths inside the folder become relative to it;
-    of other absolute paths, only the last part remains, as ``.../train.py``.
+    A secret is recognized by the preceding name, as in ``--api-key abc`` and ``TOKEN=abc``, or by
+    its position in a URL or an authorization header. Paths inside the folder become relative to it;
+    other absolute paths are reduced to their last part, as ``.../train.py``.
     """
     if folder:
         text = _inside(folder.rstrip(os.sep)).sub(lambda found: "" if found[1] else ".", text)
@@ -39,12 +41,12 @@ def redacted(text: str, folder: str = "") -> str:
 
 
 def redacted_values(values: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return nested data with each of its texts redacted. Keys stay as they are."""
+    """Return nested data with all text values redacted. Keys are unchanged."""
     return {name: _redacted(str(name), value, folder) for name, value in values.items()}
 
 
 def redacted_value(name: str, text: str, folder: str = "") -> str:
-    """Return the text of a value whose name is elsewhere, such as in the header of a table.
+    """Return the redacted text of a value whose name is separate, such as in the header of a table.
 
     The value of a secret, such as ``api_key`` or ``parameters.api_key``, becomes ``***``; any other
     text is redacted by ``redacted``.
@@ -63,7 +65,7 @@ def _redacted(name: str, value: Any, folder: str) -> Any:
 
 
 def _inside(folder: str) -> re.Pattern[str]:
-    """Return a pattern for ``folder`` with its separator, and not for ``folder`` in a longer name.
+    """Return a pattern for ``folder`` with its separator, but not as part of a longer name.
 
     The folder of run 1 must not be found in the path of run 10.
     """

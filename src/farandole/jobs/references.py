@@ -1,4 +1,4 @@
-"""Finding runs by id, by the unique beginning of an id, by name, or as the last one."""
+"""Lookup of runs by id, by the unique prefix of an id, by name, or as the last run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LAST = "last"
 
 
 def find_run(home: RunsHome, reference: str) -> RunFolder:
-    """Return the folder of the run that ``reference`` names.
+    """Return the folder of a run.
 
-    ``reference`` is a run id, the unique beginning of one, or the path of a run's folder. A display
-    name or an experiment names its newest run, and ``last`` the newest of all runs. Raises
+    ``reference``: a run id, a unique prefix of an id, or the path of a run's folder. A display name
+    or an experiment refers to its newest run, and ``last`` to the newest of all runs. Raises
     SettingsError if no run matches, or several do.
     """
     exact = home.find(reference)

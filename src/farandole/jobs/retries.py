@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WORKLOAD, INFRASTRUCTURE, UNKNOWN = "workload", "infrastructure", "unknown"
-MOST_PREEMPTIONS = 100  # failures of the machines after which a run is given up
+MOST_PREEMPTIONS = 100  # machine failures before a run is abandoned
 # Errors of the program that a retry cannot fix.
 _HOPELESS = (
     "SyntaxError",
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 def decide(retries: int, history: Sequence[AttemptEnd]) -> Decision:
     """Return the decision after the last of the failed attempts in ``history``.
 
-    ``retries`` is the number of retries that the user allows for failures of the program.
+    ``retries``: the user's number of retries for failures of the program.
     """
     last = history[-1]
     if last.domain == INFRASTRUCTURE:
@@ -88,7 +88,7 @@ def root(end: AttemptEnd) -> tuple[str, str, int | None]:
 
 
 def error_type(cause: str) -> str:
-    """Return the name of the last exception that a cause names, without its module."""
+    """Return the name of the last exception in a cause, without its module."""
     found = re.findall(r"(?m)^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b", cause)
     if not found:
         found = re.findall(r"\b(\w+(?:Error|Exception))\b", cause)

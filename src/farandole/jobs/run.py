@@ -33,7 +33,7 @@ class Run:
 
     @staticmethod
     def get(reference: str) -> Run:
-        """Return the run with this id, beginning of an id (if unique), display name or folder.
+        """Return the run with this id, unique prefix of an id, display name or folder.
 
         ``"last"`` is the newest run. Raises SettingsError if there is no such run.
         """
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The display name; empty if none was given."""
+        """The display name; empty without one."""
         return self._folder.spec().name
 
     @property
@@ -163,7 +163,7 @@ class Run:
         return outputs.load_results(self._folder)
 
     def cancel(self) -> None:
-        """Cancel the run. A waiting run ends at once, a running one within its grace period."""
+        """Cancel the run. A waiting run ends immediately, a running one within its grace period."""
         self._folder.request(CANCEL)
         ensure_running(self._home)
 
@@ -182,14 +182,14 @@ class Run:
             metric: The metric for the time to an equal value; by default a validation metric.
             goal: ``maximize`` or ``minimize``; by default derived from the metric's name.
 
-        Raises SettingsError for a metric that a run does not have, or another ``goal``.
+        Raises SettingsError for a metric that a run lacks, or an invalid ``goal``.
         """
         from farandole.jobs.comparison import compare
 
         return compare([each._folder for each in (self, *others)], metric=metric, goal=goal)
 
     def children(self) -> list[Run]:
-        """Return the runs that this run has submitted, oldest first."""
+        """Return the runs submitted by this run, oldest first."""
         rows = listed(self._home, "parent = ?", (self.id,))
         return [Run(RunFolder(row.path), self._home) for row in reversed(rows)]
 

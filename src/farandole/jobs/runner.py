@@ -51,14 +51,14 @@ from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Launch
 
-_FULL_DISK_SECONDS = 300.0  # how long to try to write the end of an attempt
+_FULL_DISK_SECONDS = 300.0  # seconds to keep trying to write the end of an attempt
 _LOOK = 0.5  # seconds between two checks for a request to cancel
 
 
 def main(arguments: list[str]) -> int:
     """Run the attempt unless another process has claimed it; return the exit status."""
     folder, attempt = RunFolder(arguments[0]), int(arguments[1])
-    # After a change to the environment's interpreter, this process holds the claim already.
+    # After a switch to the environment's interpreter, this process already holds the claim.
     continues = attempts.claimant(folder, attempt) == ProcessIdentity.of()
     if not continues and not attempts.claim(folder, attempt):
         return 0
@@ -192,8 +192,8 @@ class _Runner:
             outputs.save_results(folder, results)
 
     def _settings(self, launch: Launch) -> Settings:
-        """Return the settings of the job. Commits of an elastic run go to the run's folder, from
-        which further attempts continue.
+        """Return the settings of the job. Commits of an elastic run are stored in the run's folder,
+        from which later attempts continue.
         """
         spec = self._spec
         chosen = {
@@ -210,7 +210,7 @@ class _Runner:
     def _environment(self) -> PreparedEnvironment:
         """Return the environment of the ranks.
 
-        Farandole's own worker calls a function, and the runner starts the worker with its own
+        A function is called by Farandole's worker, which the runner starts with its own
         interpreter. So the runner of a function restarts itself in the environment's interpreter.
         """
         if self._continues:
@@ -227,7 +227,7 @@ class _Runner:
 
 
 def elastic_settings(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings of the ranks' number in an elastic run; empty for a fixed size."""
+    """Return the settings for the number of ranks of an elastic run; empty for a fixed size."""
     resources = spec.resources
     if not resources.elastic:
         return {}
@@ -236,9 +236,9 @@ def elastic_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def run_variables(folder: RunFolder, spec: RunSpec, hosts: str | None = None) -> dict[str, str]:
-    """Return the environment variables through which ranks find their run.
+    """Return the environment variables that identify the run to its ranks.
 
-    ``hosts``: the hosts with slots, such as ``h1:2,h2:2``; None for this one.
+    ``hosts``: the hosts with slots, such as ``h1:2,h2:2``; None for this host.
     """
     elastic = {}
     if spec.resources.elastic:
@@ -258,7 +258,7 @@ def _reachable(
 ) -> AbstractContextManager[None]:
     """Return a context in which the run's files exist on all hosts of the ranks.
 
-    ``paths``: the interpreter, whose whole environment is copied, then further files. Paths outside
+    ``paths``: the interpreter, whose whole environment is copied, then other files. Paths outside
     the home are not copied: the user provides them on all hosts.
     """
     if launch.copies is None:
@@ -295,7 +295,7 @@ def _call(folder: RunFolder, spec: RunSpec) -> Call | None:
 
 
 class _Stopped(BaseException):
-    """Raised when the attempt must end while no driver handles the signal."""
+    """Raised if the attempt must end while no driver handles the signal."""
 
 
 class _StopWatch:
@@ -326,7 +326,7 @@ class _StopWatch:
         raise _Stopped
 
     def poll(self) -> None:
-        """Record a request to cancel that has not been seen yet."""
+        """Record a new request to cancel."""
         if not self.reason and self._folder.requested(CANCEL) is not None:
             self.reason = CANCEL
 
@@ -336,7 +336,7 @@ class _StopWatch:
             self.poll()
             if self._time_limit and time.monotonic() - began > self._time_limit:
                 self.reason = self.reason or (
-                    f"the time limit of {self._time_limit:g} seconds is over"
+                    f"the time limit of {self._time_limit:g} seconds has expired"
                 )
             if self.reason:
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ _LARGEST_DIFF = 10 << 20  # bytes
 
 
 def facts(source: str, diff_path: str) -> dict[str, Any]:
-    """Return ``{"git": {...}}`` for a source in a git repository, else an empty dict.
+    """Return ``{"git": {...}}`` for a source in a git repository, otherwise an empty dict.
 
     Uncommitted changes of tracked files are written to ``diff_path``.
     """

@@ -1,7 +1,7 @@
 """The list of runs that have not ended: one empty file per run, named by its number and id.
 
-The list only saves the supervisor a walk through all folders. Each supervisor rebuilds it from the
-folders when it starts.
+The list only saves the supervisor a scan of all folders. Each supervisor rebuilds it from the
+folders at its start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.job.runs.home import RunsHome
 
 
 def add(home: RunsHome, folder: RunFolder) -> None:
-    """Add a run, unless it is on the list already."""
+    """Add a run, unless it is already on the list."""
     path = os.path.join(home.folder("queue"), _name(folder))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
@@ -43,7 +43,7 @@ def remove(home: RunsHome, folder: RunFolder) -> None:
     queue = os.path.join(home.path, "queue")
     try:
         names = [_name(folder)]
-    except (RunError, KeyError, TypeError, ValueError):  # the folder is gone or damaged
+    except (RunError, KeyError, TypeError, ValueError):  # the folder is missing or damaged
         if not os.path.isdir(queue):
             return
         names = [name for name in os.listdir(queue) if name.endswith(f" {folder.run_id}")]

@@ -35,7 +35,7 @@ class Submission(NamedTuple):
     - ``source``: The folder for the snapshot; empty for no snapshot.
     - ``call``: A function with its arguments, in place of the spec's command.
     - ``snapshot``: The folder of an existing snapshot to use unchanged, for a rerun.
-    - ``files``, ``data``: Further files of the run's folder by name, as JSON data or as bytes.
+    - ``files``, ``data``: Additional files of the run's folder by name, as JSON data or as bytes.
     - ``snapshot_limit``: The largest snapshot in bytes; 0 for 300 MB in 2,000 files.
     - ``run_id``: An unused id from ``RunsHome.new_id``; empty for a new one.
     """
@@ -98,7 +98,7 @@ def check(submission: Submission, home: RunsHome) -> None:
     _check_script(submission)
     for run_id in spec.after:
         if home.find(run_id) is None:
-            raise SettingsError(f"there is no run {run_id!r} that this one could come after")
+            raise SettingsError(f"after={run_id!r} is not an existing run")
     load_target(home, spec.target).check(resources)
     environments.check(spec.environment, submission.source or submission.snapshot)
     inputs.check(spec.inputs, spec.command)
@@ -129,12 +129,12 @@ def _check_size(spec: RunSpec) -> None:
     if spec.tf_workers:
         raise SettingsError(
             f"tf_workers={spec.tf_workers} needs a run of a fixed size: TF_CONFIG names all ranks."
-            " Leave out min_nodes and max_nodes"
+            " Omit min_nodes and max_nodes"
         )
 
 
 def _check_script(submission: Submission) -> None:
-    """Raise SettingsError if the command runs a Python script that the source does not have."""
+    """Raise SettingsError for a Python script that the source lacks."""
     from farandole.cli.run import check_script
 
     folder = submission.snapshot or submission.source
@@ -189,8 +189,8 @@ def write_request(
 ) -> None:
     """Write ``spec.json`` and ``submitted.json`` of a run, and its source's uncommitted changes.
 
-    ``facts``: facts about the snapshot. ``tracked``: the job was not submitted, so no supervisor
-    may start it again.
+    ``facts``: facts about the snapshot. ``tracked``: whether the job was not submitted, so that no
+    supervisor may restart it.
     """
     write_json(folder.file("spec.json"), spec.to_json())
     write_json(

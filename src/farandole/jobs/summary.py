@@ -7,7 +7,7 @@ from typing import Any
 
 from farandole.job.runs.folder import RunFolder
 
-_EVENTS = "events.out.tfevents"  # the beginning of TensorBoard's file names
+_EVENTS = "events.out.tfevents"  # the prefix of TensorBoard's file names
 _PLACES = ("outputs", "tensorboard", "work")
 
 
@@ -15,8 +15,8 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     """Return the metrics and parameters of rank 0, and the findings of all ranks.
 
     - ``metrics``: The last value of each metric.
-    - ``automatic``: The last value of each metric that is recorded automatically.
-    - ``logged_parameters``: Parameters that the program has recorded.
+    - ``automatic``: The last value of each automatic metric.
+    - ``logged_parameters``: Parameters recorded by the program.
     - ``findings``: The texts of the checks' findings.
     - ``tensorboard``: Folders with TensorBoard event files.
     """

@@ -1,7 +1,7 @@
-"""Tracked runs of jobs that were not submitted, as by ``farandole run --track``.
+"""Tracked runs: records of jobs that were not submitted, as with ``farandole run --track``.
 
 The driver itself is the runner. A tracked run has the same folder as a submitted run, with the logs
-and metrics of the ranks, but no copy of the source and no working directory of its own.
+and metrics of the ranks, but no copy of the source and no separate working directory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Execute = Callable[[Job], list[Any]]
 
 
 def run(job: Job, execute: Execute) -> list[Any]:
-    """Return ``execute(job)``, and record the job as a run.
+    """Record a job as a run, and return ``execute(job)``.
 
     The folder of a job that cannot start (SettingsError) is deleted.
     """
@@ -57,7 +57,7 @@ def run(job: Job, execute: Execute) -> list[Any]:
     except SettingsError:
         spool.remove(home, folder)
         shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty: the experiment has other runs
+        with contextlib.suppress(OSError):  # not empty: the experiment still has other runs
             os.rmdir(os.path.dirname(folder.path))
         raise
     except Interrupted as interrupted:
@@ -80,7 +80,7 @@ def run(job: Job, execute: Execute) -> list[Any]:
 
 
 def _create(job: Job, home: RunsHome) -> RunFolder:
-    """Return the folder of a new run, which this process has claimed."""
+    """Return the folder of a new run, claimed by this process."""
     spec = RunSpec(
         experiment=_experiment(job),
         command=tuple(job.command),
@@ -111,7 +111,7 @@ def _finish(
 
 
 def _program() -> str:
-    """Return ``farandole``, or the path by which the user called it if it is not on the PATH."""
+    """Return ``farandole``, or the path that the user called if it is not on the PATH."""
     called = sys.argv[0]
     if os.path.basename(called) == "farandole" and shutil.which("farandole") is None:
         return called

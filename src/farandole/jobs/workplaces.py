@@ -42,8 +42,8 @@ def prepare(folder: RunFolder, nodes: int) -> None:
 
 
 def left_behind(folder: RunFolder) -> list[str]:
-    """Return messages about files that are lost with the working directories: files that the
-    program wrote outside ``outputs``, and files in ``TMPDIR``.
+    """Return messages about files that are lost with the working directories: files written outside
+    of ``outputs``, and files in ``TMPDIR``.
     """
     snapshot = folder.file("snapshot")
     written: set[str] = set()
@@ -86,7 +86,7 @@ def _listed(path: str) -> list[str]:
 
 
 def discard(folder: RunFolder) -> None:
-    """Remove the working directories, including folders that a program made read-only."""
+    """Remove the working directories, including folders made read-only by a program."""
     work = folder.file("work")
     for where, folders, _ in os.walk(work):
         for name in folders:

@@ -1,4 +1,4 @@
-"""``farandole dashboard``: a page in the browser that shows all runs."""
+"""``farandole dashboard``: show all runs on a page in the browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farandole.job.runs.home import RunsHome
 from farandole.jobs.references import find_run
 
 PORT = 8710
-_EVERY = ("0.0.0.0", "::", "")  # addresses that mean all interfaces
+_EVERY = ("0.0.0.0", "::", "")  # addresses for all interfaces
 
 
 def parser() -> Parser:
@@ -25,7 +25,7 @@ def parser() -> Parser:
     )
     made.add_argument("run", metavar="RUN", nargs="?", help="open this run: id, name or last")
     made.add_argument(
-        "--port", metavar="N", type=int, help=f"default: {PORT}, or another if it is in use"
+        "--port", metavar="N", type=int, help=f"default: {PORT}, or a free port if it is in use"
     )
     made.add_argument(
         "--host",

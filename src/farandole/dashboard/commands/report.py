@@ -1,4 +1,4 @@
-"""``farandole report``: runs as one file, to attach to a ticket or a paper."""
+"""``farandole report``: write runs to one file, to attach to a ticket or a paper."""
 
 from __future__ import annotations
 

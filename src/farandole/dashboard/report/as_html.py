@@ -1,4 +1,4 @@
-"""A report as one HTML file, without scripts, links and files to load."""
+"""A report as one HTML file, without scripts, links or external files."""
 
 from __future__ import annotations
 

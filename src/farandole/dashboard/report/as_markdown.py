@@ -1,4 +1,4 @@
-"""A report as Markdown: for tickets, which show neither SVG nor embedded images."""
+"""A report as Markdown, for tickets, which show neither SVG nor embedded images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text as one line in which the special characters of Markdown are escaped."""
+    """Return text as one line, with Markdown's special characters escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 

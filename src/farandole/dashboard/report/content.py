@@ -109,10 +109,10 @@ def comparison_sections(folders: Sequence[RunFolder]) -> list[Section]:
 def charts(
     folders: Sequence[RunFolder], labels: Sequence[str] = (), *, automatic: bool = False
 ) -> list[Chart]:
-    """Return a chart for each metric of rank 0, with a line for each run that has recorded it.
+    """Return a chart for each metric of rank 0, with a line for each run that recorded it.
 
-    ``labels``: the names of the lines. ``automatic``: chart the metrics that Farandole measures,
-    not the program's.
+    ``labels``: the names of the lines. ``automatic``: whether to chart Farandole's automatic
+    metrics instead of the program's.
     """
     columns = [RankColumns.of(folder, 0) for folder in folders]
     names = dict.fromkeys(
@@ -182,7 +182,7 @@ def _pairs(values: dict[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
 
 
 def _tables(folder: RunFolder) -> list[Block]:
-    """Return the tables that rank 0 has logged."""
+    """Return the tables logged by rank 0."""
     found: list[Block] = []
     for name, rows in metrics.tables(folder).items():
         header = list(dict.fromkeys(key for row in rows for key in row))

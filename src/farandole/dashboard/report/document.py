@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
-    """A curve of a chart: its ``label``, and arrays of x, y and, if reduced, extremes of y."""
+    """A curve of a chart: its ``label``, and arrays of x, y and, if reduced, the extremes of y."""
 
     label: str
     x: Any
@@ -49,7 +49,7 @@ class Texts(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Text as a program has printed it."""
+    """Text printed by a program."""
 
     text: str
 

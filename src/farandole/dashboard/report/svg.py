@@ -57,7 +57,7 @@ def _drawn(line: Line, color: int, across: _Scale, up: _Scale) -> Iterable[str]:
         dots.append((x, y))
         pen = "L"
     yield f'<path class="curve c{color}" d="{"".join(path)}"/>'
-    if len(dots) == 1:  # a line of one point cannot be seen
+    if len(dots) == 1:  # a line of one point is invisible
         x, y = dots[0]
         yield f'<circle class="dot c{color}" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>'
 
@@ -73,7 +73,7 @@ def short(value: float) -> str:
 
 
 class _Scale:
-    """The place of values on an axis, in pixels."""
+    """The position of values on an axis, in pixels."""
 
     def __init__(self, values: list[Any], begin: float, end: float) -> None:
         filled = [each for each in values if len(each)]

@@ -15,7 +15,7 @@ Answers are JSON unless noted; errors are ``{"error": text}`` with a status of 4
                                 {"series": [{"run", "name", "rank", "x", "y", "min", "max", "total",
                                 "not_finite"}]}; name and rank may repeat; without name, all metrics
                                 of the program. "min" and "max" are empty if "y" has every point;
-                                null stands for NaN and infinity                      (series.py)
+                                null for NaN and infinity                      (series.py)
     GET  /api/series?run=A&run=B&...     the same for several runs, in one answer
     GET  /api/run/ID/log?rank=R&offset=-65536&limit=65536
                                 {"text", "begin", "end", "size"}; rank=all: of all ranks (logs.py)
@@ -68,8 +68,8 @@ from farandole.jobs.supervisor.wake import ensure_running, reap
 STATIC = os.path.join(os.path.dirname(os.path.dirname(__file__)), "static")
 _RUN_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _CHUNK = 1 << 18
-_THREADS = 8  # each keeps memory of its own
-# A file opened in a tab of its own can neither execute nor load anything.
+_THREADS = 8  # each allocates its own memory
+# A file opened in a separate tab can neither execute nor load anything.
 _SANDBOX = "sandbox; default-src 'none'; img-src 'self'"
 
 
@@ -165,7 +165,7 @@ class Dashboard:
     def rerun(self, request: Request) -> Response:
         folder = self._folder(request)
         if "rerun" not in facts.actions(folder):
-            raise HTTPException(409, f"run {folder.run_id} holds no copy of its function")
+            raise HTTPException(409, f"run {folder.run_id} has no copy of its function")
         return JSONResponse({"run_id": rerun(folder, self._home).run_id})
 
     def events(self, request: Request) -> Response:
@@ -206,7 +206,7 @@ def make_app(
     Arguments:
         home: The folder of all runs.
         access: The tokens and the addresses of the server.
-        is_over: Returns whether the server is shutting down; the event streams then end.
+        is_over: Returns whether the server is shutting down, which ends the event streams.
     """
     data = Dashboard(home, access, is_over)
 
@@ -290,7 +290,7 @@ def _json_bytes(data: bytes) -> Response:
 
 
 def _plain(data: Any) -> Any:
-    """Return data that JSON can hold: NaN and infinity become None, other objects become text."""
+    """Return JSON data: NaN and infinity become None, other objects become text."""
     if isinstance(data, dict):
         return {str(name): _plain(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -310,7 +310,7 @@ def _text(error: OSError) -> str:
 
 
 def _download(file: Any, name: str) -> Response:
-    """Return a whole file: an image to be shown, everything else to be saved."""
+    """Return a whole file: an image to show, everything else to save."""
     size = os.fstat(file.fileno()).st_size
     image = images.recognized(os.pread(file.fileno(), 1 << 16, 0))
     headers = {"content-length": str(size), "content-security-policy": _SANDBOX}

@@ -1,4 +1,4 @@
-"""Server-sent events: changes of the list of runs, and of the run that a page shows."""
+"""Server-sent events: changes of the list of runs, and of the run on a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farandole.jobs import rank_journal
 LOOK = 0.3  # seconds between two checks
 _PING = 15.0  # seconds without an event after which a comment keeps the connection alive
 _MOST_RANKS = 64
-_MOST_BYTES = 1 << 20  # of a journal, in one event
+_MOST_BYTES = 1 << 20  # of a journal in one event
 
 
 def event(name: str, data: bytes) -> bytes:
@@ -36,7 +36,7 @@ async def events(
     Arguments:
         rows: The rows of all runs.
         version: The version of the rows that the page has.
-        folder: The run that the page shows; None for none.
+        folder: The run on the page, or None.
         is_over: Returns whether the server is shutting down.
 
     The events are:
@@ -54,7 +54,9 @@ async def events(
     quiet = 0.0
     while not is_over():
         found = []
-        newest = rows.version  # before the rows: later ones must be sent in the next round
+        newest = (
+            rows.version
+        )  # before the rows, because later changes must be sent in the next round
         if newest != version:
             found.append(event("runs", await run_in_threadpool(rows.since, version)))
             version = newest

@@ -1,4 +1,4 @@
-"""The facts about one run for its page."""
+"""The facts on a run's page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farandole.jobs.metrics import names, ranks
 from farandole.jobs.references import listed
 from farandole.jobs.summary import summary
 
-_MOST_RANKS = 64  # ranks whose names of metrics are read
+_MOST_RANKS = 64  # ranks whose metric names are read
 
 
 def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
     - ``states``: The states with their times, oldest first.
     - ``ranks``: One entry per rank (see ``rank_table``), in place of their number.
     - ``metrics``: Names of the program's metrics by rank.
-    - ``automatic_metrics``: Names of the metrics that Farandole measures, by rank.
-    - ``children``: Ids, names and states of the runs that this run has submitted.
+    - ``automatic_metrics``: Names of Farandole's automatic metrics by rank.
+    - ``children``: Ids, names and states of the runs submitted by this run.
     - ``actions``: ``stop``, ``rerun``, or both.
-    - ``stopping``: Whether an active run has been asked to stop.
+    - ``stopping``: Whether a stop of an active run has been requested.
     - ``queue_position``: The number of queued runs on the same target that start earlier; None
       unless this run is queued.
     """
@@ -61,7 +61,7 @@ def facts(folder: RunFolder, home: RunsHome) -> dict[str, Any]:
 
 
 def actions(folder: RunFolder) -> list[str]:
-    """Return the actions that are possible now: ``stop``, ``rerun``, both or none."""
+    """Return the currently possible actions: ``stop``, ``rerun``, both or none."""
     found = [] if folder.end() else ["stop"]
     spec = folder.spec()
     tracked = folder.submitted().get("tracked")

@@ -1,8 +1,8 @@
 """The files of a run: their list, previews, and safe access.
 
 Links that lead out of the run's folder are refused, and archives are not unpacked. Images are
-recognized by their first bytes. Every other file is a table, text or binary data. HTML, SVG and
-other formats that a browser could execute are text.
+recognized by their first bytes. All other files are shown as a table, text or binary data; HTML,
+SVG and other formats that a browser could execute are shown as text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 def listing(folder: RunFolder) -> dict[str, Any]:
     """Return the ``files`` of a run, outputs first, each with ``path``, ``bytes`` and ``modified``
-    (seconds since 1970); ``more``: whether the run has further files.
+    (seconds since 1970); ``more``: whether the run has more files.
     """
     found: list[dict[str, Any]] = []
     for path in _paths(folder):
@@ -39,7 +39,7 @@ def listing(folder: RunFolder) -> dict[str, Any]:
         if is_inside(folder, path):
             try:
                 status = os.stat(path)
-            except OSError:  # deleted in the meantime
+            except OSError:  # deleted since then
                 continue
             name = os.path.relpath(path, folder.path)
             found.append({"path": name, "bytes": status.st_size, "modified": status.st_mtime})
@@ -91,7 +91,7 @@ def preview(file: BinaryIO, name: str) -> dict[str, Any]:
 
     ``kind`` is ``image`` (with ``type``, ``width``, ``height``; the page loads it with ``raw=1``),
     ``table`` (with ``columns`` and ``rows`` of text), ``text`` (with ``text``) or ``binary``;
-    ``complete``: whether the preview has the whole file; ``note``: a remark for the reader.
+    ``complete``: whether the preview has the whole file; ``note``: a note for the reader.
     """
     status = os.fstat(file.fileno())
     facts = {"path": name, "bytes": status.st_size, "modified": status.st_mtime, "note": ""}
@@ -109,7 +109,7 @@ def preview(file: BinaryIO, name: str) -> dict[str, Any]:
 
 def _of_image(image: images.Image, size: int) -> dict[str, Any]:
     if not image.showable(size):
-        note = f"an image of {image.width} x {image.height} pixels is too large to be shown"
+        note = f"an image of {image.width} x {image.height} pixels is too large to show"
         return {"kind": "binary", "complete": False, "note": note}
     return {"kind": "image", "complete": True, **image._asdict()}
 
@@ -126,7 +126,7 @@ def _text(head: bytes, complete: bool) -> dict[str, Any]:
 
 
 def _table(head: bytes, name: str, complete: bool) -> dict[str, Any] | None:
-    """Return the preview of a CSV, TSV or JSON lines file; None for other and for damaged files."""
+    """Return the preview of a CSV, TSV or JSON lines file; None for other or damaged files."""
     extension = os.path.splitext(name)[1].lower()
     text = readable(head)
     if not complete:
@@ -150,7 +150,7 @@ def _table(head: bytes, name: str, complete: bool) -> dict[str, Any] | None:
 
 
 def table(columns: list[str], rows: list[list[Any]], complete: bool) -> dict[str, Any]:
-    """Return the preview of a table; long cells and further rows are cut."""
+    """Return the preview of a table; long cells and excess rows are cut."""
     return {
         "kind": "table",
         "columns": [str(each)[:_CELL] for each in columns],

@@ -21,7 +21,7 @@ class Image(NamedTuple):
 
 
 def recognized(head: bytes) -> Image | None:
-    """Return the type and size of the image that begins with the bytes ``head``.
+    """Return the type and size of an image from its first bytes, ``head``.
 
     None for other data, and for SVG, which may contain scripts.
     """
@@ -35,7 +35,7 @@ def recognized(head: bytes) -> Image | None:
         return Image("image/webp", *_size_of_webp(head))
     if head.startswith(b"BM") and head[14:18] == b"\x28\0\0\0":
         width, height = _number(head, 18, 4, "little"), _number(head, 22, 4, "little")
-        # The height is negative if the first row is the top one.
+        # The height is negative if the top row comes first.
         return Image("image/bmp", width, min(height, 2**32 - height))
     return None
 

@@ -1,4 +1,4 @@
-"""Pieces of a log of any size, and the search in it, with memory for one chunk."""
+"""Reading and searching pieces of a log of any size, with memory for one chunk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 LARGEST_PIECE = 1 << 20  # bytes of one answer
 MOST_MATCHES = 200
-_CHUNK = 1 << 22  # bytes that are searched at a time
-_SCANNED = 1 << 30  # bytes that one request searches at most
-_AROUND = 200  # bytes of the line that are shown before and after a match
+_CHUNK = 1 << 22  # bytes searched at a time
+_SCANNED = 1 << 30  # maximum bytes searched by one request
+_AROUND = 200  # bytes of the line shown before and after a match
 _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -32,7 +32,7 @@ class Match(NamedTuple):
 
 
 def readable(data: bytes) -> str:
-    """Return bytes of a log as text, without the colors of terminals.
+    """Return bytes of a log as text, without terminal colors.
 
     Damaged UTF-8 becomes U+FFFD, and control characters become their symbols (from U+2400 on).
     """
@@ -43,7 +43,7 @@ def piece(file: BinaryIO, offset: int, limit: int) -> dict[str, Any]:
     """Return a piece of a log: ``text``, and ``begin``, ``end`` and the log's ``size`` in bytes.
 
     ``offset`` and ``limit``, at most 1 MiB, are in bytes. A negative ``offset`` counts from the
-    end; the piece then begins with a whole line if it has one. No character is cut at either end.
+    end; the piece then begins with a whole line if possible. No character is cut at either end.
     """
     size = os.fstat(file.fileno()).st_size
     limit = max(1, min(limit, LARGEST_PIECE))
@@ -77,9 +77,9 @@ def search(file: BinaryIO, text: str, before: int | None, ignore_case: bool) -> 
 
     ``ignore_case`` applies to ASCII letters. Returns a dict with
 
-    - ``matches``: The matches, the last one first (see ``Match``).
+    - ``matches``: The matches, the last match first (see ``Match``).
     - ``more``: Whether the search stopped before it reached the beginning of the log.
-    - ``next``: The ``before`` that continues the search.
+    - ``next``: The value of ``before`` that continues the search.
     """
     wanted = text.encode()
     size = os.fstat(file.fileno()).st_size
@@ -120,12 +120,12 @@ def _backwards(
 ) -> Iterator[int]:
     """Yield the offset of the last match in each line, from ``end`` down to ``stop``.
 
-    A match begins before ``end``, and may end after it. A line with a match that begins at or after
-    ``end`` was found by the search that stopped there.
+    A match begins before ``end``, and may end after it. A line with a match at or after ``end`` was
+    found by the search that stopped at ``end``.
     """
     wanted = wanted.lower() if ignore_case else wanted
     overlap = len(wanted) - 1
-    high = end  # matches that begin at or after it have been found
+    high = end  # matches that begin at or after it are already found
     rest = os.pread(file.fileno(), _CHUNK, end).split(b"\n", 1)[0]
     is_found = wanted in (rest.lower() if ignore_case else rest)  # a later match of this line
     while high > stop:

@@ -14,9 +14,11 @@ _CELL = 500
 def main(rows: int, memory: int) -> int:
     """Print at most ``rows`` rows.
 
-    ``memory``: the limit of the memory in bytes, in addition to the memory of the library.
+    ``memory``: the memory limit in bytes, in addition to the library's own memory.
     """
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve a gigabyte of addresses
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = (
+        "system"  # other allocators reserve a gigabyte of addresses
+    )
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: their hosts, their states, and the ranks for which they wait."""
+"""The ranks of a run: their hosts, their states, and the ranks that they wait for."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from farandole.jobs import rank_journal
 from farandole.jobs.rank_journal import RankProcess, RankRecordsRead
 
 _TAIL = 1 << 14  # bytes at the end of a journal that contain the latest samples
-_SLOW = 0.2  # least share of its time for which a rank is reported to wait for a slower one
-_MOST_ENDED = 20  # ended processes of an elastic run that are shown
+_SLOW = 0.2  # minimum share of its time that a rank waits for a slower rank to be reported
+_MOST_ENDED = 20  # number of ended processes shown for an elastic run
 _WAIT, _RATE = "training/wait_seconds_per_step", "training/steps_per_second"
 
 
 class RankSamples(NamedTuple):
     """The latest records of a rank's waits for other ranks.
 
-    - ``missing``: The ranks for which the rank has been waiting for seconds; empty without a wait.
+    - ``missing``: The ranks that the rank has awaited for seconds; empty without a wait.
     - ``names``: The collectives in which the rank waits.
-    - ``share``: The share of its time that the rank waits for slower ranks; None if unknown.
+    - ``share``: The share of its time that the rank spends waiting for slower ranks; None if
+      unknown.
     """
 
     missing: tuple[int, ...] = ()
@@ -36,18 +37,18 @@ def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
 
     - ``rank``, ``node``: Numbers from 0. In an elastic run, the rank of the latest membership; None
       for a process that has ended, up to 20 of them after the ranks.
-    - ``process``: The number of the rank's process, whose log it is; differs from ``rank`` in an
-      elastic run only.
+    - ``process``: The number of the rank's process and log; differs from ``rank`` only in an
+      elastic run.
     - ``host``: The name of the host; empty before the start.
     - ``state``: ``pending``, ``running``, ``waiting`` (for other ranks, for seconds),
       ``completed``, ``failed``, or ``ended`` if its exit code is unknown.
     - ``exit_code``: The exit code, or the negative number of the signal that ended the rank; None
       before the end.
-    - ``waiting_for``: The ranks for which the rank waits in a collective. Without such a wait: the
+    - ``waiting_for``: The ranks that the rank waits for in a collective. Without such a wait: the
       slowest rank, if the rank spends at least a fifth of its time waiting.
     - ``collectives``: The names of the collectives in which the rank waits.
-    - ``wait_share``: The share of its time that the rank waits for slower ranks, from 0 to 1; None
-      if unknown.
+    - ``wait_share``: The share of its time that the rank spends waiting for slower ranks, from 0 to
+      1; None if unknown.
     - ``log_bytes``: The size of the rank's log.
     """
     known = rank_journal.read(folder)
@@ -60,9 +61,7 @@ def rank_table(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 class _RankPlace(NamedTuple):
-    """A rank, its node, and the number of its process, which is the rank in a run of a fixed
-    size.
-    """
+    """A rank, its node, and its process number, which is the rank in a run of a fixed size."""
 
     rank: int
     node: int
@@ -110,8 +109,8 @@ def _row(
 def _ended(
     folder: RunFolder, known: RankRecordsRead, members: Collection[int]
 ) -> list[dict[str, Any]]:
-    """Return a row for each of the latest processes of an elastic run that have ended and are not
-    members; ``rank`` is None.
+    """Return a row, with ``rank`` None, for each of the latest ended processes of an elastic
+    run.
     """
     ended = [
         number
@@ -154,7 +153,9 @@ def _state(process: RankProcess | None, samples: RankSamples, is_over: bool) -> 
 
 
 def _slowest(samples: dict[int, RankSamples]) -> int | None:
-    """Return the rank that waits least for others; None unless two ranks have recorded waits."""
+    """Return the rank that waits least for other ranks; None unless two ranks have recorded
+    waits.
+    """
     shares = {rank: each.share for rank, each in samples.items() if each.share is not None}
     return min(shares, key=lambda rank: shares[rank]) if len(shares) > 1 else None
 

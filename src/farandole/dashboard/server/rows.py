@@ -1,8 +1,8 @@
-"""The rows of all runs in memory, kept up to date by one thread.
+"""The rows of all runs in memory, updated by one thread.
 
-Ten thousand rows take a few megabytes, because each is kept as encoded JSON. Each row has the
-version of its last change. Versions only grow, so a page that names its version gets exactly the
-rows that have changed since.
+Ten thousand rows take a few megabytes, because each is stored as encoded JSON. Each row has the
+version of its last change. Versions only grow, so a page that sends its version receives exactly
+the rows changed since then.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ COLUMNS = (
     "metrics",
 )
 LOOK = 0.4  # seconds between two checks of the folders
-RELOAD = 5.0  # least seconds between two readings of all rows after changes by other processes
-_FIRST_WAIT = 1.0  # seconds for which the first answer waits for the first look at the folders
-_TAIL = 1 << 14  # bytes at the end of a journal that are read for the last values
+RELOAD = 5.0  # minimum seconds between two reads of all rows after changes by other processes
+_FIRST_WAIT = 1.0  # seconds that the first response waits for the first scan of the folders
+_TAIL = 1 << 14  # bytes at the end of a journal to read for the last values
 _MOST_METRICS = 50  # last values in a row
 _CAUSE = 300  # characters of the cause in a row
-_PASSING = (OSError, RunError, SettingsError, sqlite3.Error)  # a later look may succeed
+_PASSING = (OSError, RunError, SettingsError, sqlite3.Error)  # a later attempt may succeed
 _ROUND = 200  # runs whose last metrics are read between two checks
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -56,7 +56,7 @@ class RunRows:
     def __init__(self, home: RunsHome) -> None:
         self._home = home
         self._lock = threading.Lock()
-        # Versions of an earlier server are smaller, so its pages get all rows.
+        # Versions of an earlier server are smaller, so its pages receive all rows.
         self._first = self.version = int(time.time() * 1000)
         self._rows: dict[str, tuple[int, bytes]] = {}  # in the order of their versions
         self._removed: dict[str, int] = {}
@@ -79,10 +79,10 @@ class RunRows:
         self._thread.join()
 
     def since(self, version: int) -> bytes:
-        """Return the JSON of all rows that are newer than ``version``; 0 gives all rows.
+        """Return the JSON of all rows newer than ``version``; 0 returns all rows.
 
         The object has ``version``, ``columns``, ``rows``, the ids of ``removed`` runs, and
-        ``complete``: whether ``rows`` has all runs, so that the page drops any other.
+        ``complete``: whether ``rows`` has all runs, so that the page discards all others.
         """
         self._ready.wait(_FIRST_WAIT)
         with self._lock:
@@ -166,13 +166,13 @@ class RunRows:
     ) -> None:
         """Replace the rows that differ.
 
-        ``every``: ``found`` has all runs, so other rows are removed. ``metrics``: the last values
-        of the metrics are read again.
+        ``every``: whether ``found`` has all runs, so that other rows are removed. ``metrics``:
+        whether to reread the last values of the metrics.
         """
         made = []
         for row in reversed(found):
             known = self._rows.get(row.run_id)
-            if known is None and not every:  # deleted in the meantime
+            if known is None and not every:  # deleted since then
                 continue
             values = last_values(RunFolder(row.path)) if metrics else None
             if values is None and known is not None:
@@ -244,7 +244,7 @@ def last_values(folder: RunFolder) -> dict[str, float | None]:
 
 
 def _sizes(path: str) -> list[int]:
-    """Return the sizes of the files of a run that change its row."""
+    """Return the sizes of the files that determine a run's row."""
     names = ("events.jsonl", "end.json", "tags.json", "metrics/rank-0.jsonl")
     return [_size(os.path.join(path, name)) for name in names]
 

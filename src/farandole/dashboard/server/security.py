@@ -2,13 +2,13 @@
 
 - A random token, printed once as part of the page's address, becomes a cookie that no script and no
   other site can use. Programs may send it as ``Authorization: Bearer TOKEN`` instead. A browser
-  that the command starts gets a ticket that is valid once, because other users of the machine can
-  read the arguments of processes.
+  started by the command receives a single-use ticket, because other users of the machine can read
+  the arguments of processes.
 - The ``Host`` header must name this server, or be an IP address. A foreign domain that resolves to
   this address (DNS rebinding) is therefore refused.
-- A request that changes something needs this page as its ``Origin``, and a second token in the
-  header ``X-Farandole-Token``, which only the page's own script can read (``GET /api/session``).
-- The content security policy forbids scripts, styles and connections from elsewhere.
+- A request that makes a change needs this page as its ``Origin``, and a second token in the header
+  ``X-Farandole-Token``, which only the page's own script can read (``GET /api/session``).
+- The content security policy forbids scripts, styles and connections from other origins.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Access:
         """Create the tokens.
 
         Arguments:
-            port: The port of the server, which is a part of the cookie's name.
-            hosts: Names of the server in addition to ``localhost``.
-            token: The token of the page; by default a random one.
+            port: The server's port, which is part of the cookie's name.
+            hosts: The server's names in addition to ``localhost``.
+            token: The page's token; by default a random token.
         """
         self.token = token or secrets.token_urlsafe(24)
         self.post_token = hmac.new(self.token.encode(), b"post", hashlib.sha256).hexdigest()
@@ -68,21 +68,21 @@ class Access:
     def serves(self, host: str) -> bool:
         """Return whether a ``Host`` header names this server.
 
-        Any port is accepted, because ssh may forward another one.
+        Any port is accepted, because ssh may forward a different port.
         """
         found = re.fullmatch(r"\[([0-9a-f:]+)\](:\d+)?|([^:\[\]]+)(:\d+)?", host.lower())
         name = (found[1] or found[3]) if found else ""
         return name in self._hosts or _is_address(name)
 
     def ticket(self) -> str:
-        """Return a new token for the page's address that is valid once."""
+        """Return a new single-use token for the page's address."""
         self._tickets.add(made := secrets.token_urlsafe(24))
         return made
 
     def admits(self, token: str) -> bool:
         """Return whether the token in an address is the server's token or an unused ticket.
 
-        This call uses the ticket up.
+        The call consumes the ticket.
         """
         if token in self._tickets:
             self._tickets.discard(token)
@@ -138,12 +138,12 @@ class AccessGuard:
         await (refusal or self._app)(scope, receive, protected)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a forbidden request; None for a permitted one."""
+        """Return the response to a forbidden request; None for a permitted request."""
         headers, access = Headers(scope=scope), self._access
         host = headers.get("host", "")
         if not access.serves(host):
             return JSONResponse(
-                {"error": f"this server is not {host!r}; open the address that it has printed"}, 421
+                {"error": f"this server is not {host!r}; open the address that it printed"}, 421
             )
         query = parse_qs(scope["query_string"].decode("latin-1"))
         given = query.get("token", [""])[0]
@@ -160,9 +160,9 @@ class AccessGuard:
         return None
 
     def _entry(self, headers: Headers, run_id: str) -> Response:
-        """Return the answer that turns the token of the address into a cookie.
+        """Return the response that converts the token of the address to a cookie.
 
-        It leads to the page of the run ``run_id``, or to the list of runs.
+        It redirects to the page of the run ``run_id``, or to the list of runs.
         """
         target = f"/#/run/{run_id}" if re.fullmatch(_RUN_ID, run_id) else "/"
         if headers.get("sec-fetch-site", "none") == "cross-site":

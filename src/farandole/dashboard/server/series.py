@@ -15,13 +15,13 @@ MOST_POINTS = 20_000
 
 
 class DecimatedCurve(NamedTuple):
-    """A reduced curve: arrays of shape ``[buckets]``. A bucket has neighbouring points.
+    """A reduced curve: arrays of shape ``[buckets]``. A bucket holds neighbouring points.
 
     - ``x``, ``y``: The last point of each bucket.
     - ``low``, ``high``: The smallest and largest finite value of each bucket, NaN without one. Both
-      arrays are empty if every point is a bucket of its own.
+      arrays are empty if each bucket is a single point.
     - ``total``: The number of points before the reduction.
-    - ``not_finite``: The number of points before the reduction with the value NaN or infinity.
+    - ``not_finite``: The number of NaN and infinite values before the reduction.
     """
 
     x: Any
@@ -50,7 +50,8 @@ def decimate(x: Any, y: Any, points: int) -> DecimatedCurve:
 
 
 def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any, Any]:
-    """Return the points with ``begin <= x <= end``, sorted by x, and one more point on each side.
+    """Return the points with ``begin <= x <= end``, sorted by x, and one additional point on each
+    side.
 
     With the additional points, lines reach the edges of a chart. ``x`` and ``y`` have shape
     ``[n]``; None means no limit.
@@ -66,11 +67,11 @@ def within(x: Any, y: Any, begin: float | None, end: float | None) -> tuple[Any,
 class CurveRequest(NamedTuple):
     """A request for curves.
 
-    - ``names``: Names of metrics; empty for all metrics that the program has recorded.
+    - ``names``: Names of metrics; empty for all metrics of the program.
     - ``ranks``: Numbers of ranks.
     - ``axis``: ``step`` or ``time`` (seconds since 1970).
     - ``begin``, ``end``: Limits on the axis; None for no limit.
-    - ``points``: The largest number of points of a curve.
+    - ``points``: The maximum number of points of a curve.
     """
 
     names: Sequence[str]
@@ -113,7 +114,7 @@ def plain(curve: DecimatedCurve) -> dict[str, Any]:
 
 
 def numbers(values: Any) -> list[float | None]:
-    """Return an array as a list, with None for NaN and infinity, which JSON does not have."""
+    """Return an array as a list, with None for NaN and infinity, which JSON lacks."""
     found: list[float | None] = values.tolist()
     finite = np.isfinite(values)
     if not finite.all():

@@ -15,14 +15,14 @@ from farandole.errors import SettingsError
 from farandole.job.runs.home import RunsHome
 
 _BACKLOG = 128
-_SHUTDOWN_SECONDS = 1  # for answers in progress; event streams never end by themselves
+_SHUTDOWN_SECONDS = 1  # for responses in progress; event streams never end by themselves
 
 
 def bound(host: str, port: int, *, exactly: bool) -> socket.socket:
     """Return a socket that listens at an address.
 
-    Unless ``exactly``, a free port replaces a ``port`` that is in use. Raises SettingsError if the
-    address cannot be used.
+    Unless ``exactly``, use a free port if ``port`` is in use. Raises SettingsError if the address
+    cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -61,7 +61,7 @@ def serve(
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     server = _Server(config, ready)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again at its end
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it ends
         server.run(sockets=[listener])
 
 

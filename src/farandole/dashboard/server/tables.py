@@ -1,6 +1,6 @@
 """The first rows of a Parquet file, read by a separate process with limited memory and time.
 
-A small file can unpack to any size, and the library for Parquet takes more memory than the server
+A small file can unpack to any size, and the Parquet library takes more memory than the server
 itself.
 """
 
@@ -12,13 +12,13 @@ import sys
 from typing import Any, BinaryIO
 
 _SECONDS = 20.0
-_MEMORY = 1 << 30  # bytes beyond the memory of the library itself
+_MEMORY = 1 << 30  # bytes in addition to the library's own memory
 
 
 def of_parquet(file: BinaryIO, rows: int) -> dict[str, Any]:
     """Return the preview of an open Parquet file, a table of at most ``rows`` rows.
 
-    A file that cannot be read is shown as binary data, with the cause as its ``note``.
+    An unreadable file is shown as binary data, with the cause as its ``note``.
     """
     module = "farandole.dashboard.server.parquet"
     command = [sys.executable, "-m", module, str(rows), str(_MEMORY)]

@@ -21,7 +21,7 @@ def events(folder: RunFolder) -> dict[str, Any]:
 
     - ``files``: Paths of the ranks' timelines, relative to the run's folder.
     - ``events``: The events of all ranks on one clock, in the Trace Event Format.
-    - ``complete``: Whether these are all events.
+    - ``complete``: Whether ``events`` has all events.
     """
     names = found(folder)
     parts, complete = [], True
@@ -58,7 +58,7 @@ def _is_timeline(folder: RunFolder, name: str) -> bool:
 
 
 def _parsed(data: bytes) -> list[dict[str, Any]]:
-    """Return the events of a timeline, whose end may be missing."""
+    """Return the events of a timeline with a possibly missing end."""
     text = data.decode("utf-8", "replace")
     for candidate in (text, text.rpartition("},\n")[0] + "}]"):
         try:

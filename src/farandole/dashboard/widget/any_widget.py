@@ -1,4 +1,4 @@
-"""The widget of a run, which needs the package anywidget."""
+"""The widget of a run. It needs the package anywidget."""
 
 from __future__ import annotations
 

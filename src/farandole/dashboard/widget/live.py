@@ -1,4 +1,4 @@
-"""Live views: one thread per view reads the run and sends changes to the notebook."""
+"""Live views: a thread per view reads the run and sends changes to the notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.dashboard.widget.view import view_of
 from farandole.job.runs.folder import RunFolder
 
 EVERY = 0.5  # seconds between two checks of the run
-_PATIENCE = 20  # looks in a row that may fail
+_PATIENCE = 20  # consecutive failed updates before the view gives up
 
 
 class Widget(Protocol):
@@ -31,7 +31,7 @@ def make_widget(view: dict[str, Any]) -> Any:
 
 
 class LiveView:
-    """The output of one cell, kept up to date until the run ends.
+    """The output of one cell, updated until the run ends.
 
     ``publish`` replaces the output of the cell by a MIME bundle.
     """
@@ -84,7 +84,7 @@ class LiveView:
         try:
             if self.widget is not None:
                 self.widget.view = found
-            # At the end, static HTML takes the widget's place, and remains in the saved notebook.
+            # At the end, static HTML replaces the widget, and remains in the saved notebook.
             if self.widget is None or found["final"]:
                 self._publish(self.bundle())
         except Exception:

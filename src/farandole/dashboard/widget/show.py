@@ -1,4 +1,4 @@
-"""``show_run``: a run in the output of a cell."""
+"""``show_run``: show a run in the output of a cell."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from farandole.jobs.run import Run
 def show_run(run: Run, render_lib: Callable[[str], Any] | None = None) -> None:
     """Show a run in the output of the notebook's cell: state, curves, log, cause and findings.
 
-    The output follows the run within a second, without a server. With anywidget it is a widget; at
-    the run's end, static HTML takes its place. Outside of notebooks, the main facts are printed.
+    The output follows the run within a second, without a server. With anywidget it is a widget,
+    replaced by static HTML at the run's end. Outside of notebooks, the main facts are printed.
 
     Arguments:
         run: The run.

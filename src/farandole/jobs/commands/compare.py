@@ -1,4 +1,4 @@
-"""``farandole compare``: what differs between runs, and whether they are comparable."""
+"""``farandole compare``: the differences between runs, and whether they are comparable."""
 
 from __future__ import annotations
 

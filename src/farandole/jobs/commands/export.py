@@ -1,4 +1,4 @@
-"""``farandole export``: a run as one archive."""
+"""``farandole export``: write a run to an archive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def parser() -> Parser:
         prog="farandole export",
         example="farandole export last --output xray.tar.gz",
         description=(
-            "Write a run's folder to an archive. Unpacked anywhere, it is a run again: farandole"
-            " show FOLDER, farandole rerun FOLDER."
+            "Write a run's folder to an archive. The unpacked folder is a run: farandole show"
+            " FOLDER, farandole rerun FOLDER."
         ),
     )
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or last")

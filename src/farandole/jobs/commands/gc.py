@@ -29,7 +29,7 @@ def parser() -> Parser:
     made = Parser(
         prog="farandole gc",
         example="farandole gc --older-than 30d --keep 10 --state failed",
-        description="Delete the folders of runs that have ended. Runs that are active stay.",
+        description="Delete the folders of runs that have ended. Active runs are kept.",
     )
     made.add_argument(
         "--older-than",
@@ -44,14 +44,14 @@ def parser() -> Parser:
         type=one_of(_FINAL_NAMES),
         choices=_FINAL_NAMES,
         metavar="|".join(_FINAL_NAMES),
-        help="only runs with this end",
+        help="only runs that ended in this state",
     )
     made.add_argument(
         "--caches",
         action="store_true",
-        help="also delete fetched inputs and built environments that no run uses now",
+        help="also delete fetched inputs and built environments that no run is using",
     )
-    made.add_argument("--dry-run", action="store_true", help="only list them")
+    made.add_argument("--dry-run", action="store_true", help="only list the runs")
     made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     chosen_runs = options.older_than is not None or options.keep is not None
     if not chosen_runs and not options.caches:
-        raise SettingsError("say which runs to delete: --older-than 30d, or --keep 10, or both")
+        raise SettingsError("specify the runs to delete: --older-than 30d, --keep 10, or both")
     home = RunsHome()
     rows = chosen(
         listed(home) if chosen_runs else [],

@@ -21,7 +21,7 @@ def print_json(data: Any) -> int:
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a table of aligned columns; the first row is the header.
 
-    Line breaks and control characters, which names may contain, are shown as escapes.
+    Line breaks and control characters in names are shown as escapes.
     """
     rows = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -54,7 +54,7 @@ def follow_to_end(folder: RunFolder, rank: int | None = None, tail: int = 0) -> 
 
 
 def report_end(folder: RunFolder) -> int:
-    """Write the end of a run to stderr, and return the run's exit status."""
+    """Report the end of a run on stderr, and return the run's exit status."""
     end = folder.end() or {}
     state = RunState(end["state"])
     took = readable_duration(duration(folder))

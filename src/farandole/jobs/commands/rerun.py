@@ -28,7 +28,9 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="id, name or folder")
     made.add_argument("--target", metavar="NAME", help="on another target")
     made.add_argument("--json", action="store_true", help="print the new run as JSON")
-    made.add_argument("-f", "--follow", action="store_true", help="show the output to the end")
+    made.add_argument(
+        "-f", "--follow", action="store_true", help="show the output until the run ends"
+    )
     return made
 
 
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFolder:
     """Submit a run again and return the new run's folder.
 
-    The new run has the old one's source, command, settings and inputs, and no dependencies.
+    The new run has the source, command, settings and inputs of the old run, but no dependencies.
     """
     spec = folder.spec()
     again = dataclasses.replace(
@@ -59,20 +61,20 @@ def rerun(folder: RunFolder, home: RunsHome, target: str | None = None) -> RunFo
     if not spec.command:
         if not os.path.exists(folder.file("function.pkl")):
             raise SettingsError(
-                f"run {folder.run_id} called a function of a program, and its folder holds no copy"
-                " of the function; run the program again"
+                f"run {folder.run_id} called a function of a program, but its folder has no copy of"
+                " the function; run the program again"
             )
         with open(folder.file("function.pkl"), "rb") as file:
             call = pickling.unpack(file.read())
     snapshot = folder.file("snapshot") if os.path.isdir(folder.file("snapshot")) else ""
-    # A run that was not submitted has no snapshot, so use the current state of its source.
+    # A tracked run (not submitted) has no snapshot, so use the current state of its source.
     source = spec.source if folder.submitted().get("tracked") else ""
     request = Submission(again, source=source, call=call, snapshot=snapshot, data=_lock(folder))
     return submit(request, home)
 
 
 def _lock(folder: RunFolder) -> dict[str, bytes]:
-    """Return the lock file of the environment that was built for a run, if any."""
+    """Return the lock file of the environment built for a run, if any."""
     path = folder.file(LOCK)
     if folder.spec().environment.policy != "build" or not os.path.exists(path):
         return {}

@@ -29,9 +29,11 @@ def parser() -> Parser:
     )
     made.add_argument("--active", action="store_true", help="only runs that have not ended")
     made.add_argument("--tag", metavar="NAME[=TEXT]", help="only runs with this tag")
-    made.add_argument("-n", "--limit", metavar="N", type=int, default=20, help="at most (20)")
+    made.add_argument(
+        "-n", "--limit", metavar="N", type=int, default=20, help="maximum number of runs (20)"
+    )
     made.add_argument("--all", action="store_true", help="all runs")
-    made.add_argument("--ids", action="store_true", help="only the ids, one a line")
+    made.add_argument("--ids", action="store_true", help="only the ids, one per line")
     made.add_argument("--json", action="store_true", help="print JSON")
     return made
 

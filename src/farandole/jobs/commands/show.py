@@ -76,8 +76,8 @@ def _places(found: dict[str, Any]) -> str:
 
 
 def _memberships(memberships: list[dict[str, Any]]) -> str:
-    """Return the memberships of an elastic run, the latest ones one per line; empty if the ranks
-    have not changed.
+    """Return the latest memberships of an elastic run, one per line; empty if the ranks have not
+    changed.
     """
     if len(memberships) < 2:
         return ""

@@ -20,7 +20,7 @@ def parser() -> Parser:
     made = Parser(
         prog="farandole stop",
         example="farandole stop last",
-        description="End runs: waiting ones at once, running ones within their grace period.",
+        description="End runs: waiting runs immediately, running runs within their grace period.",
     )
     made.add_argument("run", metavar="RUN", nargs="*", help="id, name or last")
     made.add_argument("--all", action="store_true", help="all runs that have not ended")

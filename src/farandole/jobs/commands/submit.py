@@ -34,7 +34,7 @@ def parser() -> Parser:
         prog="farandole submit",
         usage=USAGE,
         example=EXAMPLE,
-        description="Put a run into the queue. It starts when its target has a place for it.",
+        description="Put a run into the queue. It starts when its target has room for it.",
     )
     _add_request(made)
     _add_environment(made)
@@ -49,7 +49,7 @@ def parser() -> Parser:
 
 
 def _add_request(made: Parser) -> None:
-    add = made.add_argument_group("what runs where").add_argument
+    add = made.add_argument_group("program and resources").add_argument
     add("--experiment", metavar="NAME", help="group of runs (default: --name, else the folder's)")
     add("--name", metavar="NAME", default="", help="display name of the run")
     add("--source", metavar="DIR", default=".", help="folder of the program (default: this one)")
@@ -106,7 +106,7 @@ def _add_environment(made: Parser) -> None:
         choices=POLICIES,
         metavar="|".join(POLICIES),
         default="current",
-        help="run in this interpreter, build an environment, or require that this one fits",
+        help="run in this interpreter, build an environment, or require a matching interpreter",
     )
     add("--python", metavar="PATH", default="", help="interpreter of an existing environment")
     add(
@@ -121,7 +121,7 @@ def _add_environment(made: Parser) -> None:
 
 def _add_rules(made: Parser) -> None:
     add = made.add_argument_group("queue and end").add_argument
-    add("--priority", metavar="N", type=int, default=0, help="higher numbers start first")
+    add("--priority", metavar="N", type=int, default=0, help="runs with higher numbers start first")
     add("--after", metavar="RUN", action="append", default=[], help="run that must complete first")
     add("--retries", metavar="N", type=int, default=0, help="further attempts after a failure")
     add(
@@ -136,7 +136,7 @@ def _add_rules(made: Parser) -> None:
         metavar="SECONDS",
         type=float,
         default=30.0,
-        help="time to save after the request to end (default: 30 s)",
+        help="time to save state after a request to stop (default: 30 s)",
     )
     add("--tag", metavar="NAME=TEXT", action="append", type=pair, default=[], help="tag")
     add("-f", "--follow", action="store_true", help="show the output until the run ends")
@@ -214,7 +214,7 @@ def size(text: str) -> int:
     """Return the number of bytes for a size such as ``4G``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512M or 4G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; use a form such as 512M or 4G")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -222,7 +222,9 @@ def duration(text: str) -> float:
     """Return the seconds for a duration such as ``90m``, ``2h`` or ``30``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip().lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 90s, 20m, 2h or 1d")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration; use a form such as 90s, 20m, 2h or 1d"
+        )
     return float(found[1]) * _SECONDS[found[2]]
 
 

@@ -30,7 +30,7 @@ def parser() -> Parser:
     made = submit_parser()
     made.prog, made.usage = "farandole sweep", USAGE
     made.description = (
-        "Run a script with many values of its parameters. It also takes the options of submit."
+        "Run a script with many values of its parameters. The options of submit are also accepted."
     )
     made.epilog = f"example: {EXAMPLE}"
     add = made.add_argument_group("sweep").add_argument
@@ -60,17 +60,17 @@ def parser() -> Parser:
         metavar="random|grid",
         help="default: random",
     )
-    add("--count", metavar="N", type=int, default=0, help="number of runs; all of a grid")
-    add("--concurrent", metavar="N", type=int, default=1, help="runs at one time (default: 1)")
+    add("--count", metavar="N", type=int, default=0, help="number of runs; 0: all of a grid")
+    add("--concurrent", metavar="N", type=int, default=1, help="simultaneous runs (default: 1)")
     add(
         "--stop-policy",
         metavar="NAME:ARGUMENTS",
         type=policy,
         dest="stop_policy",
         default=make_policy("none", {}),
-        help="end hopeless runs: bandit:slack_factor=0.1, median, truncation:percentage=20",
+        help="end unpromising runs: bandit:slack_factor=0.1, median, truncation:percentage=20",
     )
-    add("--seed", metavar="N", type=int, default=0, help="of the random search (default: 0)")
+    add("--seed", metavar="N", type=int, default=0, help="seed of the random search (default: 0)")
     return made
 
 

@@ -53,7 +53,7 @@ def parser() -> Parser:
         help="option of the kind, such as hosts, partition or master; values may be JSON",
     )
     made.add_argument(
-        "--min-nodes", metavar="N", type=int, default=0, help="number of nodes that are kept"
+        "--min-nodes", metavar="N", type=int, default=0, help="minimum number of nodes to keep"
     )
     made.add_argument("--max-nodes", metavar="N", type=int, default=0, help="0: no limit")
     made.add_argument(
@@ -154,7 +154,7 @@ def _options(spec: TargetSpec) -> str:
 
 
 def _value(text: str) -> Any:
-    """Return the value of an option: a JSON object or array, else the text itself."""
+    """Return the value of an option: a JSON object or array, otherwise the text itself."""
     if text.startswith(("{", "[")):
         try:
             return json.loads(text)

@@ -1,4 +1,4 @@
-"""The comparison of runs: their cost, their differences, and the reasons against the comparison.
+"""The comparison of runs: their cost, their differences, and reasons why they are not comparable.
 
 ``report.compare`` reads the folders. ``equal_value`` and ``fairness`` are pure functions of the
 measures and curves.

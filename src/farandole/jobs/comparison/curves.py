@@ -29,8 +29,8 @@ class RunCurve(NamedTuple):
     def to_json(self, points: int = POINTS) -> dict[str, list[Any]]:
         """Return the curve with at most ``points`` points; NaN and infinity become None.
 
-        The first and the last point remain, so ``points`` is at least 2. Each group of neighbouring
-        points between them keeps its smallest and its largest finite value.
+        The first and the last point are kept, so ``points`` is at least 2. Each group of
+        neighbouring points in between keeps its smallest and its largest finite value.
         """
         kept = _extremes(self.values, points)
         values = self.values[kept]
@@ -42,7 +42,7 @@ class RunCurve(NamedTuple):
 
 
 def common_metrics(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the sorted names of the metrics that rank 0 of every run has recorded."""
+    """Return the sorted names of the metrics recorded by rank 0 of every run."""
     found = [set(metrics.names(folder)) for folder in folders]
     return sorted(set.intersection(*found)) if found else []
 

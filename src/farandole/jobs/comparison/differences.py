@@ -1,4 +1,4 @@
-"""The differing facts of runs, in their requests and in their results."""
+"""The differences between runs, in their requests and in their results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The time that each of several runs needed to reach the same value of a metric.
+"""The time that each run needed to reach the same value of a metric.
 
-Runs of different lengths, batches or ranks are comparable by the time, steps and samples to one
-validation value, as in MLPerf's time to train. All functions here are pure.
+Runs of different lengths, batches or numbers of ranks are comparable by the time, steps and samples
+to one validation value, as in MLPerf's time to train. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from farandole.jobs.comparison.curves import RunCurve
 
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
-# Parts of the names of metrics that are better when smaller, and when larger.
+# Parts of names of metrics for which smaller values are better, and of those for which larger are.
 _SMALLER = re.compile(
     r"loss|error|\berr\b|perplexity|\bppl\b|\bm[as]e\b|\brmse\b|\bmape\b|\bwer\b|\bcer\b|\bfid\b"
     r"|\bnll\b|entropy|divergence|regret"
@@ -38,7 +38,7 @@ class EqualValue:
     - ``value``: The best value that all runs reach.
     - ``seconds``, ``steps``: The seconds since the start of the run's last attempt, and the
       recorded step, at the first value that is at least as good.
-    - ``samples``: The samples on which all ranks had trained at this time, in proportion to the
+    - ``samples``: The samples that all ranks had trained on at this time, in proportion to the
       run's duration.
     - ``best``: The best value of each run.
     """
@@ -58,8 +58,8 @@ class EqualValue:
 def goal_of(name: str, curves: Sequence[RunCurve] = ()) -> str | None:
     """Return the goal of a metric, ``maximize`` or ``minimize``; None if unknown.
 
-    The goal follows from the name of the metric. If the name is unknown, it is the direction in
-    which all curves move from their first to their last finite value.
+    The goal follows from the name of the metric; for an unknown name, from the direction in which
+    all curves move from their first to their last finite value.
     """
     words = re.sub(r"[/_.\s-]+", " ", name.lower())
     if _SMALLER.search(words):

@@ -1,7 +1,7 @@
 """Reasons why runs are not comparable: pure functions of their measures.
 
 A comparison of durations is fair only if each run trained the same model to the same quality: with
-the same samples, data and settings, on equal machines. Each check looks for one reason. It yields a
+the same samples, data and settings, on equal machines. Each check covers one reason. It yields a
 finding for each run with a fault, or for each run that differs from the first.
 """
 
@@ -61,7 +61,7 @@ class Unfairness:
 
 
 def fairness(runs: Sequence[RunMeasures]) -> list[Unfairness]:
-    """Return the reasons why ``runs`` are not comparable, the gravest first."""
+    """Return the reasons why ``runs`` are not comparable, the most serious first."""
     return [finding for check in _CHECKS for finding in check(runs)]
 
 
@@ -121,9 +121,9 @@ def _length(run: RunMeasures, noun: str) -> float:
 
 
 def samples(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs whose models have seen another number of samples than the model of the first run.
+    """Find runs whose models have seen a different number of samples from the first run's model.
 
-    If the samples are unknown, the epochs are compared.
+    If the samples are unknown, compare the epochs.
     """
     first = runs[0]
     for run in runs[1:]:
@@ -165,7 +165,7 @@ def training_data(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 Reason.DATA,
                 (first.run_id, run.run_id),
                 f"{label(run)} and {label(first)} trained on different data.",
-                "Differences in the metrics may be differences of the data.",
+                "The data may explain differences in the metrics.",
                 "Train on the same data.",
             )
 
@@ -194,7 +194,7 @@ def validation(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
 def settings(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
     """Find runs whose learning rate does not fit their batch, compared with the first run.
 
-    The batch is the one of all ranks. A learning rate that is scaled with the batch or with its
+    The batch is the global batch, over all ranks. A learning rate scaled with the batch or with its
     square root fits.
     """
     first = runs[0]
@@ -221,7 +221,7 @@ def _other_rate(first: RunMeasures, run: RunMeasures, batch: str) -> Unfairness:
         f"{label(run)} has {batch} over all ranks ({_global_batch(run):g};"
         f" {_global_batch(first):g} in {label(first)}) and learning rate {run.learning_rate:g}"
         f" ({first.learning_rate:g} in {label(first)}).",
-        "The difference in the metrics may be the learning rate's."
+        "The learning rate may explain the difference in the metrics."
         if same
         else "With a larger batch an epoch has fewer steps. Without a larger learning rate, it"
         " learns less.",
@@ -236,7 +236,7 @@ def _other_rate(first: RunMeasures, run: RunMeasures, batch: str) -> Unfairness:
 
 
 def machines(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
-    """Find runs on other hosts, with too few cores, or next to other programs."""
+    """Find runs on different hosts, with too few cores, or next to other programs."""
     first = runs[0]
     for run in runs[1:]:
         hosts = set(run.hosts), set(first.hosts)
@@ -246,7 +246,7 @@ def machines(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 (first.run_id, run.run_id),
                 f"{label(run)} ran on {_listed(run.hosts)}, {label(first)} on"
                 f" {_listed(first.hosts)}.",
-                "Durations on different machines do not compare the programs.",
+                "Durations on different machines say little about the programs.",
                 "Run both on the same machines, or compare samples and steps.",
             )
     yield from _short_of_cores(runs)
@@ -262,9 +262,9 @@ def _short_of_cores(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 (run.run_id,),
                 f"{label(run)}: {per_host:g} ranks share the {counted(run.cores, 'core')} of"
                 f" {_listed(run.hosts)}.",
-                "The ranks wait for each other's turn, so the duration says nothing about as many"
-                " machines.",
-                "Give each rank a core of its own to measure a speed-up.",
+                "The ranks take turns on the cores, so the duration does not predict the speed on"
+                " as many machines.",
+                "Give each rank its own core to measure a speed-up.",
             )
 
 
@@ -309,7 +309,7 @@ def ends(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 Reason.END,
                 (run.run_id,),
                 f"{label(run)} is {run.state}.",
-                "Its duration and last values belong to a part of a training.",
+                "Its duration and last values cover only part of a training.",
                 "Compare completed runs." if run.ended else "Compare again after its end.",
             )
         if run.attempts > 1:
@@ -317,7 +317,7 @@ def ends(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
                 Reason.ATTEMPTS,
                 (run.run_id,),
                 f"{label(run)} needed {run.attempts} attempts.",
-                "Only the last attempt counts as its duration, and may continue earlier ones.",
+                "Its duration covers only the last attempt, which may continue earlier ones.",
                 "Compare runs of one attempt, or compare samples and steps.",
             )
 
@@ -328,9 +328,9 @@ def sizes(runs: Sequence[RunMeasures]) -> Iterator[Unfairness]:
         if len(set(run.sizes)) < 2:
             continue
         effect = (
-            "Its duration belongs to no one number of ranks."
+            "Its duration does not belong to a single number of ranks."
             if run.fixed_batch
-            else "The batch of all ranks has changed with it, and its duration belongs to no one"
+            else "The global batch has changed with it, and its duration does not belong to one"
             " number of ranks."
         )
         yield Unfairness(

@@ -1,7 +1,6 @@
 """The measures of one run: its duration, samples, steps, exchanges and settings of training.
 
-Farandole records most of them automatically (``job.tracking.training``). A measure that a run does
-not have is None.
+Farandole records most of them automatically (``job.tracking.training``). A missing measure is None.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from farandole.jobs.details import details
 # Findings of the checks: ranks exchanged no gradients, or trained on the same data.
 NO_EXCHANGE_CODES = frozenset({"FAR012", "FAR014", "FAR016"})
 SAME_DATA_CODES = frozenset({"FAR006", "FAR007", "FAR027"})
-# The usual names of parameters and options, the most specific first.
+# Common names of parameters and options, the most specific first.
 _RATES = ("learning_rate", "lr", "rate")
 _BATCHES = ("batch_size", "batch", "per_device_batch_size")
 _EPOCHS = ("epochs", "num_epochs", "max_epochs")
-_GRADIENT_BYTES = 64  # least bytes per step that are surely gradients; fewer may be metrics
+_GRADIENT_BYTES = 64  # minimum bytes per step that are certainly gradients; fewer may be metrics
 _SEEDS = ("seed", "random_seed", "random_state")
 
 
@@ -39,7 +38,7 @@ _SEEDS = ("seed", "random_seed", "random_state")
 class RunMeasures:
     """The measures of a run; None for an unknown measure.
 
-    - ``ranks``: The number of ranks; of an elastic run, the last one. ``sizes``: the numbers of
+    - ``ranks``: The number of ranks; for an elastic run, the last number. ``sizes``: the numbers of
       ranks of all its memberships in order; empty for a run of a fixed size. ``fixed_batch``:
       whether the batch of all ranks stays the same when ranks are lost or added.
     - ``seconds``: The duration of the run's last attempt; ``rank_hours``: the total duration of its
@@ -55,10 +54,11 @@ class RunMeasures:
     - ``same_data``: Whether all ranks trained on the same data; None if unknown or for one rank.
     - ``data``, ``validation``: Digests of the training data of rank 0, and of the validation data
       of all ranks; empty if unknown.
-    - ``validation_rows``: The number of rows of the validation data.
+    - ``validation_rows``: The number of validation rows.
     - ``seed``: The parameter with the seed, as text; empty if unknown.
     - ``hosts``: Hosts of the ranks. ``cores``: Cores of rank 0's host.
-    - ``other_load``: Cores of rank 0's host that processes other than the ranks used, on average.
+    - ``other_load``: Average number of cores of rank 0's host used by processes other than the
+      ranks.
     - ``findings``: Codes of the checks' findings on all ranks, sorted.
     """
 
@@ -160,7 +160,7 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(folder: RunFolder, rank: int) -> dict[str, Any]:
-    """Return the facts about a rank's training; later ones replace earlier ones."""
+    """Return the facts about a rank's training; later facts replace earlier ones."""
     found: dict[str, Any] = {}
     for record in metrics.logged(folder, TRAINING, rank):
         found |= record["values"]
@@ -214,10 +214,10 @@ def _total(values: Mapping[int, Mapping[str, float]], name: str, ranks: int) -> 
 
 
 def _total_of_processes(folder: RunFolder, ranks: Sequence[int]) -> float | None:
-    """Return the samples of an elastic run. The journal of a rank holds the totals of several
-    processes in turn, and a process whose rank changes continues in another journal. A process is
-    known by its host and pid; its samples are the highest total that it has recorded. None if no
-    process has recorded any.
+    """Return the samples of an elastic run. A rank's journal holds the totals of successive
+    processes, and a process whose rank changes continues in a different journal. A process is
+    identified by its host and PID; its samples are its highest recorded total. None if no process
+    has recorded any.
     """
     found: dict[tuple[str, int], float] = {}
     for rank in ranks:
@@ -234,7 +234,9 @@ def _total_of_processes(folder: RunFolder, ranks: Sequence[int]) -> float | None
 
 
 def _other_load(folder: RunFolder, hosts: Mapping[int, str]) -> float | None:
-    """Return the cores of rank 0's host that processes other than the ranks used, on average."""
+    """Return the average number of cores of rank 0's host used by processes other than the
+    ranks.
+    """
     total = metrics.series(folder, "system/host_cpu_cores")[2]
     there = [rank for rank, host in hosts.items() if host == hosts.get(0)]
     own = [metrics.series(folder, "system/cpu_cores", rank)[2] for rank in there]

@@ -34,7 +34,7 @@ class Comparison(ComparedRuns):
     def __repr__(self) -> str:
         """Return the comparison as a table, with the reasons why the runs are not comparable.
 
-        Notebooks store this text, so it has no secrets, and only the last parts of paths.
+        Notebooks store this text, so it contains no secrets, and only the last parts of paths.
         """
         shown = replace(
             self,
@@ -57,8 +57,8 @@ def compare(
             its curves (see ``goal_of``).
 
     The comparison has the curves of at most 24 metrics: ``metric``, and the best measures of a
-    model's quality. Raises SettingsError for another ``goal``, for a metric that a run does not
-    have, or for a ``metric`` of unknown goal, and RunError if the folder of a run is damaged.
+    model's quality. Raises SettingsError for an invalid ``goal``, for a metric that a run lacks, or
+    for a ``metric`` of unknown goal, and RunError if the folder of a run is damaged.
     """
     found = tuple(measures(folder) for folder in folders)
     names = common_metrics(folders)
@@ -101,8 +101,8 @@ def _goal(metric: str, curves: Sequence[RunCurve]) -> str:
     found = goal_of(metric, curves)
     if found is None:
         raise SettingsError(
-            f"neither the name of the metric {metric!r} nor its curves show whether a larger value"
-            f" is better; add --goal {MAXIMIZE} or --goal {MINIMIZE} (in Python: goal={MAXIMIZE!r}"
+            f"neither the name of the metric {metric!r} nor its curves show whether larger values"
+            f" are better; add --goal {MAXIMIZE} or --goal {MINIMIZE} (in Python: goal={MAXIMIZE!r}"
             f" or goal={MINIMIZE!r})"
         )
     return found

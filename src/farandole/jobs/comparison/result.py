@@ -33,7 +33,7 @@ class ComparedRuns:
     unfair: tuple[Unfairness, ...]
 
     def to_json(self, *, curves: bool = True) -> dict[str, Any]:
-        """Return the comparison as JSON data. ``curves=False`` leaves the curves out."""
+        """Return the comparison as JSON data. ``curves=False`` omits the curves."""
         found: dict[str, Any] = {
             "runs": [each.run_id for each in self.measures],
             "measures": [each.to_json() for each in self.measures],

@@ -13,7 +13,7 @@ from farandole.jobs.environments.build import LOCK
 from farandole.jobs.environments.installed import canonical
 
 MOST_FILES, MOST_LINES = 50, 200  # files with a diff, and lines of each
-_LARGEST = 1 << 20  # bytes of a file that is compared line by line
+_LARGEST = 1 << 20  # maximum bytes of a file to compare line by line
 
 
 def source_differences(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def source_differences(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
     - ``path``: The path in the snapshot.
     - ``runs``: ``same``, ``changed``, ``added`` or ``missing`` for each run, relative to the first.
-    - ``diff``: The lines of a unified diff between the first run and the first run with another
+    - ``diff``: The lines of a unified diff between the first run and the first run with a different
       file; empty for a binary or large file.
     - ``truncated``: Whether lines of the diff are missing.
     """
@@ -45,8 +45,8 @@ def source_differences(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def environment_differences(folders: Sequence[RunFolder]) -> dict[str, list[str | None]]:
     """Return the differing versions by name, with an entry per run; None if a run lacks it.
 
-    Compared are the versions of Python, Farandole and the system, and of the packages in
-    environments that were built for the runs.
+    This covers the versions of Python, Farandole and the system, and of the packages in
+    environments built for the runs.
     """
     known = [{**_versions(folder), **_locked(folder)} for folder in folders]
     names = sorted({name for each in known for name in each})

@@ -17,7 +17,7 @@ _DIFF_LINES = 40  # of each file
 def described(found: ComparedRuns, *, diff: bool = False) -> str:
     """Return a comparison as text: a table, and the reasons why the runs are not comparable.
 
-    ``diff``: add the changes in source files.
+    ``diff``: whether to add the changes in source files.
     """
     names = [each.run_id for each in found.measures]
     table: list[list[str]] = [["", *names], *measure_rows(found)]

@@ -1,7 +1,7 @@
 """The Python environment of a run.
 
-A submission reads the environment file and stores its content in the run's specification. So a
-rerun does not depend on the file.
+A submission stores the content of the environment file in the run's specification, so that a rerun
+does not depend on the file.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PreparedEnvironment(NamedTuple):
 def with_content(spec: EnvironmentSpec, source: str) -> EnvironmentSpec:
     """Return the specification with the content of its file.
 
-    The file is searched in ``source``, then relative to the current directory. Raises SettingsError
-    if it cannot be read.
+    The file is looked up in ``source``, then relative to the current directory. Raises
+    SettingsError if it cannot be read.
     """
     if not spec.file or spec.content:
         return spec
@@ -55,7 +55,7 @@ def with_content(spec: EnvironmentSpec, source: str) -> EnvironmentSpec:
 
 
 def check(spec: EnvironmentSpec, source: str) -> None:
-    """Raise SettingsError if this host can tell that the specification cannot be met."""
+    """Raise SettingsError for a specification that this host knows to be impossible."""
     if spec.policy not in POLICIES:
         raise SettingsError(
             f"the environment's policy {spec.policy!r} is none of {', '.join(POLICIES)}"
@@ -64,7 +64,7 @@ def check(spec: EnvironmentSpec, source: str) -> None:
     if spec.image and spec.policy != "current":
         raise SettingsError(
             f"the image {spec.image!r} cannot be used with the policy {spec.policy!r}: runs are"
-            " processes of their host, and not of containers; use the policy 'current', or start"
+            " processes of their host, not of containers; use the policy 'current', or start"
             " Farandole inside the container"
         )
     if spec.policy == "build":
@@ -119,7 +119,7 @@ def prepare(spec: EnvironmentSpec, folder: RunFolder, home: RunsHome) -> Prepare
 
 
 def _notes(spec: EnvironmentSpec, file: EnvironmentFile | None) -> tuple[str, ...]:
-    """Return messages about requirements that the policy ``current`` does not meet."""
+    """Return messages about unmet requirements under the policy ``current``."""
     notes = []
     if spec.image:
         notes.append(f"the image {spec.image} is not used: the policy is 'current'")
@@ -132,7 +132,7 @@ def _notes_of_build(file: EnvironmentFile) -> tuple[str, ...]:
     if not file.conda or find_conda() is not None:
         return ()
     return (
-        f"left out of the environment, because only conda has them and it is not installed:"
+        "omitted from the environment, because only conda has them and it is not installed:"
         f" {', '.join(file.conda)}",
     )
 

@@ -1,6 +1,6 @@
-"""Building Python environments with uv, or with conda if it is installed: one per file content.
+"""Builds of Python environments with uv, or with conda if it is installed: one per file content.
 
-Runs that need the same environment at the same time wait for one build. The resolved versions are
+Runs that need the same environment simultaneously wait for one build. The resolved versions are
 saved as ``environment.lock`` in the run's folder, and a rerun installs exactly these versions.
 """
 
@@ -28,7 +28,7 @@ from farandole.jobs.environments.files import EnvironmentFile
 from farandole.jobs.environments.indexes import uv_variables
 
 LOCK = "environment.lock"
-CHECK = "import farandole.numpy"  # the program that a built environment must run
+CHECK = "import farandole.numpy"  # the program that a built environment must be able to run
 _TAIL = 15  # lines of the log in an error message
 _CONDAS = ("micromamba", "mamba", "conda")
 
@@ -59,8 +59,8 @@ class EnvironmentBuild:
     def __init__(
         self, file: EnvironmentFile, folder: RunFolder, home: RunsHome, python: str = ""
     ) -> None:
-        """``python``: the interpreter to build with; by default the one that the file requires,
-        else the running one.
+        """``python``: the interpreter to build with; by default the version that the file requires,
+        otherwise the running interpreter.
         """
         self._file = file
         self._folder = folder
@@ -133,7 +133,9 @@ class EnvironmentBuild:
         )
 
     def _resolve(self, uv: str, python: str) -> None:
-        """Write the lock file: the run's own, else the newest versions that the file allows."""
+        """Write the lock file: the run's own, otherwise the newest versions that the file
+        allows.
+        """
         lock, wanted = self._file_of(LOCK), self._file_of("requirements.in")
         if self._lock:
             _write(lock, self._lock)
@@ -231,7 +233,7 @@ def _write(path: str, text: str) -> None:
 
 
 def remove_unused(home: RunsHome) -> int:
-    """Delete the built environments that no process uses, and return the freed bytes."""
+    """Delete built environments that no process uses, and return the freed bytes."""
     root, freed = home.folder("environments"), 0
     used = _running_interpreters()
     for name in sorted(os.listdir(root)):

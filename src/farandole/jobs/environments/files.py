@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from farandole.base.optional import require
 from farandole.errors import SettingsError
 
-# Packages of conda that PyPI lacks: compilers, drivers, system libraries.
+# Conda packages that PyPI lacks: compilers, drivers, system libraries.
 _CONDA_ONLY = {
     *("cudatoolkit", "cudnn", "cuda", "cuda-toolkit", "nccl", "pytorch-cuda", "mkl", "blas"),
     *("openmpi", "mpich", "gcc", "gxx", "gcc_linux-64", "gxx_linux-64", "compilers", "openblas"),
     *("ffmpeg", "libgcc-ng", "libstdcxx-ng", "openssl", "zlib", "cpuonly", "nodejs", "git"),
 }
 _PYPI_NAMES = {"pytorch": "torch", "tensorflow-base": "tensorflow", "pytables": "tables"}
-# Tools in conda files that are left out: every environment has the tools that it needs.
+# Tools in conda files to omit: every environment has the tools that it needs.
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
@@ -29,7 +29,7 @@ class EnvironmentFile(NamedTuple):
     - ``python``: Version specifiers of Python, such as ``==3.11.*``; empty for any.
     - ``requirements``: Requirements (PEP 508), and other lines that pip accepts.
     - ``options``: Index options of pip, one per line.
-    - ``conda``: The dependencies of a conda file that PyPI does not have.
+    - ``conda``: The dependencies of a conda file that PyPI lacks.
     - ``document``: The whole conda file.
     """
 
@@ -53,7 +53,7 @@ class EnvironmentFile(NamedTuple):
 
 
 def find(file: str, source: str) -> str:
-    """Return the path of an environment file: in the source, else in the current directory.
+    """Return the path of an environment file: in the source, otherwise in the current directory.
 
     Raises SettingsError if neither exists.
     """

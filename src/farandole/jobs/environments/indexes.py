@@ -1,4 +1,4 @@
-"""The package indexes from pip's configuration, passed to uv, which does not read it."""
+"""Passing the package indexes from pip's configuration to uv, which does not read it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SETTINGS = {
 def uv_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make uv use pip's indexes.
 
-    pip's variables ``PIP_...`` override its configuration files. uv's variables that are set
-    already remain. As with pip, the newest version on any index is installed.
+    pip's variables ``PIP_...`` override its configuration files. Existing variables of uv are kept.
+    As with pip, the newest version on any index is installed.
     """
     found = {}
     for name, value in {**_from_files(environment), **_from_variables(environment)}.items():

@@ -39,7 +39,7 @@ def canonical(name: str) -> str:
 
 
 def interpreter(path: str = "") -> Interpreter:
-    """Return the facts about an interpreter, by default the running one.
+    """Return the facts about an interpreter; by default the running interpreter.
 
     Raises SettingsError if it cannot run.
     """
@@ -60,7 +60,7 @@ def interpreter(path: str = "") -> Interpreter:
 
 
 class _Running(dict[str, str]):
-    """The packages of the running interpreter. Each lookup reads only one package."""
+    """The packages of the running interpreter, read one by one on lookup."""
 
     def get(self, name: str, default: Any = None) -> Any:
         try:
@@ -70,7 +70,7 @@ class _Running(dict[str, str]):
 
 
 def differences(file: EnvironmentFile, found: Interpreter) -> list[str]:
-    """Return the requirements that an interpreter does not meet, with its actual versions."""
+    """Return an interpreter's unmet requirements, with its actual versions."""
     specifiers: Any = require("packaging.specifiers", "comparing environments")
     requirements: Any = require("packaging.requirements", "comparing environments")
     differing = []

@@ -1,4 +1,4 @@
-"""Farandole itself in other environments: links to the running installation."""
+"""Farandole in other environments: links to the running installation."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def check(specs: Sequence[InputSpec], command: Sequence[str]) -> None:
             )
         if spec.name in _RESERVED or spec.name.startswith(_OURS):
             raise SettingsError(
-                f"the input's name {spec.name!r} is a variable that programs rely on; choose"
-                " another one"
+                f"the input's name {spec.name!r} is a variable that programs rely on; choose a"
+                " different name"
             )
         if spec.mode not in INPUT_MODES:
             raise SettingsError(
@@ -56,9 +56,9 @@ def check(specs: Sequence[InputSpec], command: Sequence[str]) -> None:
 def prepare(specs: Sequence[InputSpec], folder: RunFolder, home: RunsHome) -> dict[str, str]:
     """Make the inputs available on this host and return their paths by name.
 
-    The path is a file's if the source is one file; for a folder or a pattern, it is a folder's.
+    The path is a file if the source is a single file, otherwise (folder or pattern) a folder.
     Cached inputs stay in the cache while this process lives. Raises RunError if an input does not
-    exist, or changes while it is fetched.
+    exist, or changes during the transfer.
     """
     cache = InputCache(home)
     return {spec.name: _prepare(spec, folder, cache) for spec in specs}

@@ -1,7 +1,7 @@
 """The cache of fetched inputs: one folder per version of a source, shared by all runs of a home.
 
-One process fetches an entry, while others that need it wait for its lock. A process keeps the locks
-of the entries it uses, so that no entry is deleted during a run.
+One process fetches an entry while others wait for its lock. A process keeps the locks of the
+entries it uses, so that no entry is deleted during a run.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class InputCache:
     def fetch(self, source: InputSource, folder: RunFolder) -> str:
         """Return the path of a source in the cache; fetch the source first if it is missing.
 
-        The path is a file's if the source is one file, else a folder's. The progress is recorded
-        among the events of ``folder``. Raises RunError if the source does not exist, cannot be
-        fetched, or changes meanwhile.
+        The path is a file if the source is a single file, otherwise a folder. Progress is recorded
+        in the events of ``folder``. Raises RunError if the source does not exist, cannot be
+        fetched, or changes during the transfer.
         """
         try:
             system, path = file_system(source)
@@ -75,9 +75,11 @@ class InputCache:
         return _patiently(lambda: listing(system, path, source))
 
     def _lock(self, entry: str, source: InputSource, folder: RunFolder) -> int:
-        """Lock an entry and return the descriptor: shared if the entry is complete, else exclusive.
+        """Lock an entry and return the descriptor: shared if the entry is complete, otherwise
+        exclusive.
 
-        Processes wait for a shared lock, because users of a complete entry keep theirs to the end.
+        Processes wait for a shared lock, because users of a complete entry hold their lock until
+        they exit.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         lock = os.open(entry + ".lock", flags, 0o600)
@@ -98,7 +100,9 @@ class InputCache:
                 if not _complete(entry):  # changing the lock is not atomic: check again
                     return lock
             fcntl.flock(lock, fcntl.LOCK_UN)
-            time.sleep(random.uniform(0.0, 0.05))  # several processes may be here at the same time
+            time.sleep(
+                random.uniform(0.0, 0.05)
+            )  # several processes may reach this point simultaneously
 
     def _fetch(
         self,
@@ -129,7 +133,7 @@ class InputCache:
             raise RunError(f"{_what(source)} cannot be fetched: {_text(error, source)}") from error
         if after != files:
             shutil.rmtree(entry, ignore_errors=True)
-            raise RunError(f"{_what(source)} changed while it was fetched: {_change(files, after)}")
+            raise RunError(f"{_what(source)} changed during the transfer: {_change(files, after)}")
         write_json(
             os.path.join(entry, "entry.json"),
             {
@@ -145,8 +149,8 @@ class InputCache:
     def _check_size(source: InputSource, file: RemoteFile, size: int) -> None:
         if file.bytes >= 0 and size != file.bytes:
             raise RunError(
-                f"{_what(source)} changed while it was fetched: {file.name} had"
-                f" {file.bytes:,} bytes, and {size:,} arrived"
+                f"{_what(source)} changed during the transfer: {file.name} had {file.bytes:,}"
+                f" bytes, and {size:,} arrived"
             )
 
     # --- room
@@ -221,8 +225,8 @@ class _Progress:
 def limit(root: str) -> int:
     """Return the largest size of the cache in bytes.
 
-    It is ``$FARANDOLE_INPUTS_LIMIT``, else a quarter of the file system. Raises SettingsError if
-    the variable is not a number.
+    It is ``$FARANDOLE_INPUTS_LIMIT``; by default, a quarter of the file system. Raises
+    SettingsError if the variable is not a number.
     """
     text = os.environ.get(CACHE_VARIABLE, "")
     if not text:
@@ -247,7 +251,7 @@ def _delete_unused(entry: str) -> bool:
 
 
 def _complete(entry: str) -> bool:
-    """Return whether an entry has all its files, each in full size."""
+    """Return whether an entry has all its files at their full size."""
     facts = read_json(os.path.join(entry, "entry.json"))
     if facts is None:
         return False
@@ -306,7 +310,7 @@ def _what(source: InputSource) -> str:
 
 
 def _text(error: Exception, source: InputSource) -> str:
-    """Return the text of an error, without the credentials that client messages may show."""
+    """Return the text of an error without credentials, which clients' messages may show."""
     text = f"{type(error).__name__}: {error}".replace(source.url, source.shown)
     query = source.url.partition("?")[2]
     return text.replace(query, source.shown.partition("?")[2]) if query else text

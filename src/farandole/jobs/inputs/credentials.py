@@ -14,7 +14,7 @@ from farandole.job.runs.spec import InputSpec
 
 _PREFIX = "FARANDOLE_INPUT_"
 _HIDDEN = "***"
-# Parameters of signed URLs, as of Azure, Amazon and Google.
+# Parameters of signed URLs (Azure, Amazon, Google).
 _SECRET = ("sig", "signature", "token", "key", "secret", "password", "credential", "auth")
 
 
@@ -63,6 +63,6 @@ def lacking(spec: InputSpec) -> str:
 
 
 def forget_credentials(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables with the full URLs of inputs, which ranks must not receive."""
+    """Remove variables with the full URLs of inputs, which ranks must not receive."""
     for name in [name for name in environment if name.startswith(_PREFIX)]:
         del environment[name]

@@ -12,7 +12,7 @@ from farandole.job.runs.spec import InputSpec
 from farandole.jobs.inputs.credentials import lacking, without_credentials
 
 _PATTERN = re.compile(r"[*?\[]")
-# The package that fsspec needs for a scheme. Other schemes need none, or their errors name it.
+# The package that fsspec needs for a scheme. Other schemes need none, or name it in their errors.
 _PACKAGES = {
     **dict.fromkeys(("http", "https"), ("aiohttp", "aiohttp")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3fs")),
@@ -70,7 +70,7 @@ def has_pattern(source: str) -> bool:
 
 
 def check_source(spec: InputSpec) -> None:
-    """Raise SettingsError if this host can tell that a source is unreadable."""
+    """Raise SettingsError for a source that this host knows to be unreadable."""
     here = local_path(spec.source)
     if here is not None:
         if not os.path.exists(here) and not (has_pattern(here) and _matches(here)):
@@ -88,7 +88,7 @@ def check_source(spec: InputSpec) -> None:
         )
     if variable := lacking(spec):
         raise SettingsError(
-            f"the credentials of the input {spec.name!r} ({shown}) are not kept with a run; set"
+            f"the credentials of the input {spec.name!r} ({shown}) are not stored with a run; set"
             f" {variable} to its full URL"
         )
     _check_packages(spec, shown)

@@ -1,7 +1,7 @@
-"""Access to the metrics that the ranks of a run have recorded.
+"""Access to the recorded metrics of a run's ranks.
 
-By default, functions read the metrics that a program records. ``automatic=True`` reads the metrics
-that Farandole records automatically: memory, processor, training speed.
+By default, functions read the program's metrics. ``automatic=True`` reads Farandole's automatic
+metrics: memory, processor, training speed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def series(folder: RunFolder, name: str, rank: int = 0) -> tuple[Any, Any, Any]:
     (both float64).
 
     If a later attempt of the run repeats steps, its values replace the earlier ones. The arrays are
-    empty if there is no such metric.
+    empty for an unknown metric.
     """
     return RankColumns.of(folder, rank).series(name)
 

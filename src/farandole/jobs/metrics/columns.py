@@ -2,8 +2,8 @@
 
 Each rank of a run has a folder with ``index.json``, one file of (step, time, value) in float64 per
 metric, and ``others.jsonl`` with all other records. The index contains the converted length of the
-journal and the valid length of each file. It is replaced last, so a process may be killed at any
-time. All these files can be rebuilt from the journal.
+journal and the valid length of each file. The index is replaced last, so a process may be killed at
+any time. All these files can be rebuilt from the journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from farandole.jobs.column_cache import column_folder, key
 
 _VERSION = 1
 _WIDTH = 3  # step, time, value
-_CHUNK = 1 << 25  # bytes of a journal that are converted at a time
+_CHUNK = 1 << 25  # bytes of a journal converted at a time
 _HEAD = 256  # bytes at the beginning of a journal that identify it
 
 
@@ -37,7 +37,7 @@ _HEAD = 256  # bytes at the beginning of a journal that identify it
 class MetricColumn:
     """One metric: its ``file`` with ``points`` rows.
 
-    ``attempts``: pairs of a first row and the attempt to which the rows from there on belong.
+    ``attempts``: pairs of a first row and the attempt that wrote the rows starting there.
     """
 
     file: int
@@ -79,7 +79,7 @@ class RankColumns:
 
     @staticmethod
     def of(folder: RunFolder, rank: int) -> RankColumns:
-        """Return the columns of a rank, with all records that are in its journal now."""
+        """Return the columns of a rank, with all current records of its journal."""
         path = folder.metrics_of(rank)
         where = _place(folder, rank)
         index = _read_index(where)
@@ -108,7 +108,7 @@ class RankColumns:
 
 
 def _valid(steps: Any, attempts: list[list[int]]) -> Any:
-    """Return the indices of the rows that no later attempt has repeated, in order."""
+    """Return the indices of the rows not repeated by a later attempt, in order."""
     bounds = [start for start, _ in attempts] + [len(steps)]
     of = np.repeat([number for _, number in attempts], np.diff(bounds))
     order = np.argsort(of, kind="stable")
@@ -206,7 +206,7 @@ def _add_numbers(
             column.attempts.append([row, attempt])
         try:
             rows.extend((row if step is None else step, time, value))
-        except TypeError:  # a record of another program, with other types
+        except TypeError:  # a record of another program, with different types
             del rows[len(rows) - len(rows) % _WIDTH :]
 
 
@@ -214,7 +214,7 @@ def _write(where: str, name: str, size: int, data: Any) -> None:
     """Write ``data`` after the first ``size`` bytes of a file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     with open(os.open(os.path.join(where, name), flags, 0o600), "wb") as file:
-        file.truncate(size)  # drops the rest of a killed process's write
+        file.truncate(size)  # discards the rest of a killed process's write
         file.seek(size)
         file.write(data)
 
@@ -244,7 +244,7 @@ def _is_current(index: ColumnsIndex, path: str) -> bool:
 
 
 def _continues(index: ColumnsIndex, head: str, path: str) -> bool:
-    """Return whether the journal is still the converted one, perhaps with more records."""
+    """Return whether the journal is still the converted journal, perhaps with more records."""
     size = int(index.head.partition(":")[0] or 0)
     return index.offset <= _size(path) and index.head == _head_of(path, size)
 

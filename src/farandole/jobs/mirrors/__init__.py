@@ -1,6 +1,6 @@
-"""Mirrors: copies of a run's metrics in other trackers, each written by its own process.
+"""Mirrors: copies of a run's metrics in other trackers, each written by a separate process.
 
-The run's folder remains the original, and a failing mirror does not disturb the run.
+The run's folder remains the original, and a failing mirror does not affect the run.
 """
 
 from __future__ import annotations

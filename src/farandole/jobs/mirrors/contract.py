@@ -22,13 +22,13 @@ class Mirror(Protocol):
     """A copy of rank 0's metrics in another tracker.
 
     A mirror is one module and one registry line, or an entry point (``farandole.mirrors``). Its
-    methods may raise any error: they get the same records again after a while.
+    methods may raise any error: they receive the same records again later.
     """
 
     name: ClassVar[str]
 
     def __init__(self, folder: RunFolder, state: Mapping[str, Any]) -> None:
-        """``state``: the last ``state()`` of an earlier process of this mirror; empty at first."""
+        """``state``: the last ``state()`` of an earlier process of this mirror; initially empty."""
 
     def state(self) -> Mapping[str, Any]:
         """Return JSON data from which another process can continue, such as an id."""

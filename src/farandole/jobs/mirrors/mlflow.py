@@ -99,7 +99,7 @@ class MlflowMirror:
     def params(self, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        # MLflow refuses to change a parameter, so the first value is kept.
+        # MLflow does not allow changes of a parameter, so the first value is kept.
         new = {name: value for name, value in values.items() if name not in self._known}
         params = [Param(_key(name), str(value)[:_LONGEST]) for name, value in new.items()]
         for start in range(0, len(params), _PARAMETERS):

@@ -1,7 +1,7 @@
 """The process of one mirror: ``python -m farandole.jobs.mirrors.process FOLDER ATTEMPT NAME``.
 
 Follows the journal of rank 0 until the attempt has ended. The progress is in
-``mirrors/<name>.json`` of the run's folder, so the mirror gets each record once.
+``mirrors/<name>.json`` of the run's folder, so the mirror receives each record once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.jobs import attempts
 from farandole.jobs.mirrors.contract import Mirror, Point
 
 EVERY = 1.0  # seconds between two reads of the journal
-_TRIES = 30  # consecutive failures after which the mirror gives up
+_TRIES = 30  # consecutive failures before the mirror gives up
 _ORPHANED = 30.0  # seconds for the supervisor to record the end of a killed runner
 _CHUNK = 1 << 22  # bytes
 
@@ -63,7 +63,7 @@ class RunEnd:
         self._orphaned = 0.0
 
     def reached(self) -> bool:
-        """Return whether the attempt has ended, or its runner has been gone for a while."""
+        """Return whether the attempt has ended, or its runner has been missing for a while."""
         if attempts.number(self._folder) > self._attempt or self._folder.end() is not None:
             return True
         runner = attempts.claimant(self._folder, self._attempt)

@@ -1,7 +1,7 @@
 """The mirror ``trackio``: a run in the database of a Trackio project. Does not need Trackio.
 
-The project is the experiment, and its database is ``$TRACKIO_DIR/<project>.db``. Tables and columns
-have the names of Trackio 0.43 and later.
+The project is the experiment, and its database is ``$TRACKIO_DIR/<project>.db``. The names of
+tables and columns are those used by Trackio 0.43 and later.
 """
 
 from __future__ import annotations

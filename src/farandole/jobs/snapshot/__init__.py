@@ -1,4 +1,4 @@
-"""The snapshot of a run's source: the choice of its files, and their copies.
+"""The snapshot of a run's source: selection and copies of its files.
 
 Equal files are stored once for all runs of a home, yet each run's folder is complete.
 """
@@ -78,24 +78,24 @@ def write(found: SourceScan, into: str, home: RunsHome) -> Snapshot:
     digest, changing = _copy(found, into, home)
     if changing:
         warnings.append(
-            f"changed while the snapshot was taken: {_listed(changing)}; the snapshot has one of"
-            " their states"
+            f"changed while the snapshot was taken: {_listed(changing)}; the snapshot has one"
+            " version of each"
         )
     size = sum(file.bytes for file in found.files)
     return Snapshot(digest, len(found.files), size, found.rules, tuple(warnings))
 
 
 def _left_out(found: SourceScan) -> list[str]:
-    """Return messages about files that no rule leaves out, but the snapshot lacks."""
+    """Return messages about files that the snapshot lacks although no rule excludes them."""
     messages = []
     if found.secrets:
         messages.append(
-            f"left out of the snapshot because they look like secrets: {_listed(found.secrets)};"
+            f"excluded from the snapshot because they look like secrets: {_listed(found.secrets)};"
             " a line such as !NAME in .amlignore includes a file"
         )
     if found.broken:
         messages.append(
-            f"left out of the snapshot because their targets are missing: {_listed(found.broken)}"
+            f"excluded from the snapshot because their targets are missing: {_listed(found.broken)}"
         )
     return messages
 

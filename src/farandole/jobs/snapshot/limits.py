@@ -1,4 +1,4 @@
-"""The limit on the size of a snapshot, and the message about a larger source."""
+"""The size limit of a snapshot, and the error for a larger source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOWN = 3
 
 
 class SnapshotLimit(NamedTuple):
-    """The largest number of bytes and of files; 0 files for no limit on their number."""
+    """The maximum number of bytes and of files; 0 files: no limit on their number."""
 
     bytes: int = BYTES
     files: int = FILES
 
     @property
     def scanned(self) -> int:
-        """The number of files after which a scan stops; enough to name the largest folders."""
+        """The number of files after which a scan stops; enough to find the largest folders."""
         return max(50_000, 2 * self.files) if self.files else 10_000_000
 
 
@@ -30,7 +30,8 @@ DEFAULT = SnapshotLimit()
 
 
 def limit_of(given: int = 0) -> SnapshotLimit:
-    """Return the limit for ``given`` bytes, else ``$FARANDOLE_SNAPSHOT_LIMIT``, else the default.
+    """Return the limit: ``given`` bytes, otherwise ``$FARANDOLE_SNAPSHOT_LIMIT``, otherwise the
+    default.
 
     A limit that the user sets in bytes also removes the limit on the number of files. Raises
     SettingsError if the variable is not a positive number.
@@ -56,7 +57,7 @@ def check_limit(source: str, found: SourceScan, limit: SnapshotLimit) -> None:
     raise SettingsError(
         f"the source {source!r} has {more}{readable_size(size)} in {more}{counted(number, 'file')},"
         f" and a snapshot may have at most {most}. Largest: {_largest(found, by_number=too_many)}."
-        " Leave files out by .amlignore, pass data with --input, or raise --snapshot-limit"
+        " Exclude files with .amlignore, pass data with --input, or raise --snapshot-limit"
     )
 
 

@@ -1,8 +1,8 @@
-"""The rules that leave files out of a snapshot.
+"""Rules that exclude files from a snapshot.
 
-The rules are in the source's ``.amlignore``, else in its ``.gitignore`` files, both in git's
-syntax. Without these files, a default list names folders that are not part of a program.
-Repositories, byte code and virtual environments are always left out, because a run cannot use a
+The rules are in the source's ``.amlignore``, otherwise in its ``.gitignore`` files, both in git's
+syntax. Without these files, a default list excludes folders that are not part of a program.
+Repositories, byte code and virtual environments are always excluded, because a run cannot use a
 copy of them.
 """
 
@@ -37,7 +37,7 @@ class IgnoreRules(Protocol):
         """
 
     def decision(self, name: str, folder: bool) -> bool | None:
-        """Return True to leave out an entry, False to include it by an explicit rule, or None.
+        """Return True to exclude an entry, False to include it by an explicit rule, or None.
 
         ``name`` is relative to the source.
         """
@@ -55,7 +55,7 @@ def rules_of(source: str) -> IgnoreRules:
 
 
 class _Everything:
-    """Rules that leave out no files."""
+    """Rules that exclude no files."""
 
     name = "none"
 
@@ -123,5 +123,5 @@ def _compiled(lines: Sequence[str], name: str) -> Any:
 
 
 def is_virtual_environment(path: str) -> bool:
-    """Return whether a folder is a virtual environment, which works only in its original place."""
+    """Return whether a folder is a virtual environment, which works only at its original path."""
     return os.path.isfile(os.path.join(path, "pyvenv.cfg"))

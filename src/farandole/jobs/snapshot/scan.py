@@ -1,4 +1,4 @@
-"""The scan for the files of a source folder that belong to its snapshot."""
+"""Scan of a source folder for the files of its snapshot."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class SourceLink(NamedTuple):
 class SourceScan(NamedTuple):
     """The result of a scan; all names are relative to the source and sorted.
 
-    - ``secrets``: Files left out because of their names.
-    - ``broken``: Links without a target, left out.
+    - ``secrets``: Files excluded because of their names.
+    - ``broken``: Excluded links without a target.
     - ``refused``: Entries that cannot be copied, with the reason.
     - ``rules``: The name of the ignore rules.
-    - ``complete``: False if the scan stopped at the largest number of files.
+    - ``complete``: False if the scan stopped at the maximum number of files.
     """
 
     files: tuple[SourceFile, ...]
@@ -51,10 +51,10 @@ class SourceScan(NamedTuple):
 def scan(
     source: str, rules: IgnoreRules, *, without: str = "", most: int = 1_000_000
 ) -> SourceScan:
-    """Return the files, folders and links of ``source`` that ``rules`` do not leave out.
+    """Return the files, folders and links of ``source`` that ``rules`` do not exclude.
 
     A link within the source stays a link. A link out of the source counts as its target. The folder
-    ``without`` is left out. The scan stops after ``most`` files.
+    ``without`` is excluded. The scan stops after ``most`` files.
     """
     scanner = _Scanner(source, rules, without, most)
     scanner.walk("", os.path.realpath(source), (os.path.realpath(source),))

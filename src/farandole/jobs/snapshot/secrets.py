@@ -1,4 +1,4 @@
-"""Names of files that usually hold secrets: keys, tokens and passwords."""
+"""Names of files that usually contain secrets: keys, tokens and passwords."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARMLESS = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.py")
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether the file ``name``, relative to the source, usually holds secrets."""
+    """Return whether the file ``name``, relative to the source, usually contains secrets."""
     folder, base = os.path.split(name)
     if any(part in _FOLDERS for part in folder.split(os.sep)):
         return True

@@ -1,7 +1,7 @@
 """The store of all snapshots' files in a home, each content once, and copies of folders.
 
 A file of a snapshot is a hard link to the stored, read-only file, so a thousand runs of one source
-take the disk space of one run. Where links are impossible, the file is a copy.
+take the disk space of a single run. Where links are impossible, the file is a copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from farandole.job.runs.folder import make_private
 from farandole.job.runs.home import RunsHome
 
 _CHUNK = 1 << 20
-_TRIES = 3  # attempts to copy a file that changes meanwhile
+_TRIES = 3  # attempts to copy a file that changes during the copy
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (Btrfs, XFS, bcachefs)
-_OLD = 60.0  # seconds after a file's last change; by then no process is about to link it
+_OLD = 60.0  # seconds after a file's last change; no process is still linking it by then
 _numbers = itertools.count()
 
 
@@ -41,8 +41,8 @@ class ContentStore:
     def place(self, path: str, into: str, executable: bool) -> StoredFile:
         """Create ``into`` with the content of the file ``path``.
 
-        If the file changes meanwhile, it is copied again, up to three times in all. Raises OSError
-        if it cannot be read or written.
+        A file that changes during the copy is copied again, up to three times in total. Raises
+        OSError if it cannot be read or written.
         """
         stored = StoredFile("", False)
         for _ in range(_TRIES):
@@ -71,20 +71,20 @@ class ContentStore:
     def _link(self, known: str, into: str, size: int) -> bool:
         """Link a stored file of ``size`` bytes and return True; return False if there is none."""
         try:
-            if os.path.getsize(known) != size:  # truncated by a crash of the machine
+            if os.path.getsize(known) != size:  # truncated by a machine crash
                 os.unlink(known)
                 return False
             os.link(known, into)
             return True
         except FileNotFoundError:
             return False
-        except OSError:  # too many links, or a file system without links
+        except OSError:  # too many links, or a file system without hard links
             shutil.copyfile(known, into)
             shutil.copymode(known, into)
             return True
 
     def _add(self, descriptor: int, executable: bool) -> str:
-        """Store the content of an open file and return its digest."""
+        """Store the content of an open file, and return its digest."""
         name = f"new-{os.getpid()}-{next(_numbers)}-{time.monotonic_ns()}"
         temporary = os.path.join(self._root, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -103,7 +103,7 @@ class ContentStore:
             os.close(out)
 
     def collect(self) -> int:
-        """Delete the stored files that no snapshot uses, and return the freed bytes."""
+        """Delete stored files that no snapshot uses, and return the freed bytes."""
         freed, now = 0, time.time()
         for where, _, names in os.walk(self._root):
             for name in names:
@@ -135,7 +135,7 @@ def _version(descriptor: int) -> tuple[int, int]:
 
 
 def clone(path: str, into: str) -> None:
-    """Make a writable copy of a file, which shares its blocks if the file system can."""
+    """Make a writable copy of a file, sharing its blocks if the file system supports it."""
     executable = os.stat(path).st_mode & 0o100
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(path, "rb") as source, open(os.open(into, flags, 0o600 | executable), "wb") as target:

@@ -1,7 +1,7 @@
 """The supervisor's process: ``python -m farandole.jobs.supervisor.daemon``.
 
-All state is in the folders of the runs. The supervisor keeps nothing that it could not read from
-them again, so it may be killed at any moment. A second supervisor of the same home exits at once.
+All state is in the folders of the runs, from which a new supervisor can restore it, so a supervisor
+may be killed at any moment. A second supervisor of the same home exits immediately.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from farandole.jobs.supervisor.wake import wake
 from farandole.jobs.targets import load_target
 from farandole.jobs.targets.contract import Capacity, Presence, RunTarget, Ticket
 
-BUSY, IDLE = 0.25, 5.0  # seconds between two checks: with runs in the queue or active, and without
+BUSY, IDLE = 0.25, 5.0  # seconds between two checks: with waiting or active runs, and without
 IDLE_EXIT = 600.0  # seconds without a run after which the supervisor exits
 _FALSE_STARTS = 3  # runners of a run that may end without claiming an attempt
-_UNANSWERED = 300.0  # seconds after its grace period until a silent run is canceled
-_LOCK_SECONDS = 10.0  # time for another supervisor to start listening, or to exit
+_UNANSWERED = 300.0  # seconds after its grace period until an unresponsive run is canceled
+_LOCK_SECONDS = 10.0  # seconds for another supervisor to start listening, or to exit
 
 
 class _Attempt:
@@ -71,10 +71,10 @@ class RunSupervisor:
                 if folder.exists() and folder.end() is None:
                     spool.add(home, folder)
             except (RunError, OSError, KeyError, TypeError, ValueError) as error:
-                _log(f"run {folder.run_id} is left alone: {error}")
+                _log(f"run {folder.run_id} is skipped: {error}")
 
     def step(self) -> bool:
-        """Take all steps that are due; return whether any run has not ended."""
+        """Take all due steps; return whether any run has not ended."""
         for folder in spool.entries(self.home):
             if folder.run_id not in self._waiting and folder.run_id not in self._active:
                 self._guarded(folder, self._admit)
@@ -106,8 +106,8 @@ class RunSupervisor:
     def _guarded(self, folder: RunFolder, action: object, *arguments: object) -> None:
         """Call ``action`` for one run, so that an error in it does not stop the other runs.
 
-        File system errors, such as a full disk, may be temporary: the next step tries again. After
-        other errors, the run has failed.
+        File system errors, such as a full disk, may be temporary: the next step tries again. Other
+        errors fail the run.
         """
         try:
             action(folder, *arguments)  # type: ignore[operator]
@@ -122,7 +122,7 @@ class RunSupervisor:
             self._update(folder)
 
     def _note_obstacle(self, subject: str, error: Exception) -> None:
-        """Log an error once, even if every step repeats it."""
+        """Log an error once, even if it recurs in every step."""
         text = f"{type(error).__name__}: {error}"
         if self._obstacles.get(subject) != text:
             self._obstacles[subject] = text
@@ -131,7 +131,9 @@ class RunSupervisor:
     # --- the queue
 
     def _admit(self, folder: RunFolder) -> None:
-        """Take over a run that has not ended: as active if it has a runner, else as waiting."""
+        """Take over a run that has not ended: as active if it has a runner, otherwise as
+        waiting.
+        """
         if not folder.exists():
             if self._is_deleted(folder):
                 self._forget(folder)
@@ -289,7 +291,7 @@ class RunSupervisor:
         if request is not None and presence.state == "present" and presence.reason:
             waited = time.time() - request["time"]
             if waited > attempt.spec.grace_seconds + _UNANSWERED:
-                cause = f"canceled without an answer of the runner {presence.reason}"
+                cause = f"canceled without a response from the runner {presence.reason}"
                 attempts.conclude(folder, attempt.number, RunState.CANCELED, cause=cause)
         size = _size(folder.file("events.jsonl"))
         if size != attempt.indexed:
@@ -297,7 +299,7 @@ class RunSupervisor:
             self._update(folder)
 
     def _end_attempt(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
-        """Handle an attempt that its runner has concluded, or whose runner is gone."""
+        """Handle an attempt concluded by its runner, or whose runner has disappeared."""
         open_ended = attempts.number(folder) == attempt.number and folder.end() is None
         if open_ended and not self._conclude(folder, attempt, presence):
             return
@@ -310,14 +312,16 @@ class RunSupervisor:
             self._admit(folder)
 
     def _conclude(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> bool:
-        """Conclude an attempt whose runner is gone; return False if the attempt continues."""
+        """Conclude an attempt whose runner has disappeared; return False if the attempt
+        continues.
+        """
         claimant = attempts.claimant(folder, attempt.number)
         if claimant is None:
             if self._may_start_again(folder):
                 del self._active[folder.run_id]
                 self._enqueue(folder, attempt.spec)
                 return False
-            if not attempts.claim(folder, attempt.number):  # a slow runner has claimed it just now
+            if not attempts.claim(folder, attempt.number):  # a slow runner has just claimed it
                 return False
         claimed = self._claimed(folder, attempt.spec, attempt.number)
         other = claimed is not None and claimed.data != attempt.ticket.data
@@ -339,7 +343,7 @@ class RunSupervisor:
         return True
 
     def _claimed(self, folder: RunFolder, spec: RunSpec, attempt: int) -> Ticket | None:
-        """Return the ticket of the runner that has claimed an attempt; None if it is unknown."""
+        """Return the ticket of an attempt's runner; None if unknown."""
         try:
             kind = self._target(spec.target).kind
         except SettingsError:
@@ -348,7 +352,7 @@ class RunSupervisor:
         return None if data is None else Ticket(spec.target, data)
 
     def _is_deleted(self, folder: RunFolder) -> bool:
-        """Return whether a run's folder was deleted, rather than unreachable for a moment."""
+        """Return whether a run's folder was deleted, rather than temporarily unreachable."""
         if not os.path.isdir(self.home.runs):
             return False
         try:
@@ -371,7 +375,7 @@ class RunSupervisor:
         self._obstacles.pop(folder.run_id, None)
         with contextlib.suppress(RunError, OSError, KeyError):
             attempts.remove_torn_files(folder)
-        environ.discard(self.home, folder)  # first, so that a failure is retried
+        environ.discard(self.home, folder)  # comes first, so that a failure is retried
         spool.remove(self.home, folder)
 
     def _update(self, folder: RunFolder) -> None:
@@ -403,7 +407,7 @@ def main() -> int:
     try:
         while True:
             if not supervisor.step() and supervisor.idle_seconds >= IDLE_EXIT:
-                bell.close()  # from here on, a submission starts another supervisor
+                bell.close()  # from this point, a submission starts another supervisor
                 if not supervisor.step():
                     return 0
                 bell = _bell(home)
@@ -416,8 +420,8 @@ def main() -> int:
 def _lock(lock: int, home: RunsHome) -> bool:
     """Take the supervisor's lock and return True; return False if another supervisor listens.
 
-    If the holder does not listen, it is a process that reads the lock for a moment, or a supervisor
-    that is exiting: the lock becomes free soon.
+    A holder that does not listen is a process that reads the lock for a moment, or an exiting
+    supervisor: the lock becomes free soon.
     """
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -431,7 +435,7 @@ def _lock(lock: int, home: RunsHome) -> bool:
 
 
 def _bell(home: RunsHome) -> socket.socket:
-    """Return the socket on which a message wakes the supervisor."""
+    """Return the socket on which messages wake the supervisor."""
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with socket_address(home) as path:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """An index of all runs in SQLite, which lists thousands of runs quickly.
 
-All its data come from the runs' folders. So any process may bring the index up to date, and a
-damaged one is rebuilt.
+All its data come from the runs' folders, so any process may update the index, and a damaged index
+is rebuilt.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Index:
                 os.unlink(self._path + suffix)
 
     def update(self, folder: RunFolder) -> None:
-        """Bring one run's row up to date. Raises RunError if its folder is damaged."""
+        """Update one run's row. Raises RunError if its folder is damaged."""
         if folder.exists():
             self._write([_row(folder)])
         else:
             self._remove([folder.run_id])
 
     def refresh(self) -> None:
-        """Bring all rows up to date: add new runs, update active ones, remove deleted ones.
+        """Update all rows: add new runs, update active ones, remove deleted ones.
 
         Damaged folders are omitted.
         """

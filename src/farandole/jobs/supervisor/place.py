@@ -30,7 +30,7 @@ _NETWORK = {
 
 
 def state_folder(home: RunsHome) -> str:
-    """Return the folder for a home's local state; create it readable by this user alone.
+    """Return the folder for a home's local state; create it readable by this user only.
 
     The folder is below ``$XDG_STATE_HOME`` (default ``~/.local/state``), or below the temporary
     folder if that path is on a network file system.
@@ -55,8 +55,8 @@ def check_owner(folder: str) -> None:
         status = os.stat(path, follow_symlinks=False)
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(
-                f"{path} belongs to another user or is writable by others; remove it, or set"
-                " TMPDIR to a folder of your own"
+                f"{path} belongs to another user or is writable by others; remove it, or set TMPDIR"
+                " to your own folder"
             )
 
 
@@ -66,7 +66,7 @@ def network_file_system(path: str) -> str:
 
 
 def _magic(path: str) -> int:
-    """Return ``f_type``, the first word of the result of statfs(2); 0 if the call fails."""
+    """Return ``f_type``, the first word of statfs(2)'s result; 0 if the call fails."""
     library = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(256)
     if library.statfs(os.fsencode(path), buffer):

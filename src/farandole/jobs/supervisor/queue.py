@@ -1,4 +1,4 @@
-"""The choice of the waiting runs that start now: a pure function of the queue."""
+"""The decisions about waiting runs: a pure function of the queue."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def turns(
 ) -> list[Turn]:
     """Return the decisions to carry out now, in order.
 
-    - ``capacities``: The capacity of each target; None for a target with its own queue, which gets
-      every run at once.
+    - ``capacities``: The capacity of each target; None for a target with its own queue, which
+      receives every run immediately.
     - ``limits``: The largest number of active runs by experiment; without an entry, an experiment
       has no limit.
     - ``states``: The states of the runs on which others depend; None for an unknown run.
@@ -79,7 +79,9 @@ def turns(
 
 
 def _dependencies(after: Sequence[str], states: Mapping[str, RunState | None]) -> str | None:
-    """Return "" if all runs of ``after`` have completed, None while they may, else the obstacle."""
+    """Return "" if all runs of ``after`` have completed, None while they still can, otherwise the
+    obstacle.
+    """
     awaited = False
     for run_id in after:
         state = states.get(run_id)
@@ -104,7 +106,7 @@ class _Free:
             self._occupy(run.target, run.resources)
 
     def take(self, run: WaitingRun) -> bool:
-        """Occupy resources for the run and return True; return False if it has to wait."""
+        """Occupy resources for the run and return True; return False if the run must wait."""
         if run.target in self._blocked or run.target not in self._capacities:
             return False
         capacity = self._capacities[run.target]
@@ -116,7 +118,7 @@ class _Free:
 
     def _fits(self, run: WaitingRun, capacity: Capacity) -> bool:
         used = self._used.get(run.target)
-        if used is None:  # a run without others on the target may exceed its cores
+        if used is None:  # the only run on a target may exceed its cores
             return True
         wanted = total(run.resources)
         return (
@@ -138,7 +140,9 @@ class _Free:
 
 
 def total(resources: Resources) -> Resources:
-    """Return the total resources of all ranks; of an elastic run, of the most that it may have."""
+    """Return the total resources of all ranks; for an elastic run, of its maximum number of
+    ranks.
+    """
     ranks = resources.most_ranks
     return Resources(
         cores=resources.cores * ranks,

@@ -22,7 +22,7 @@ def wake(home: RunsHome) -> bool:
         try:
             with socket_address(home) as address:
                 sender.sendto(b"wake", address)
-        except BlockingIOError:  # the supervisor has not read earlier messages yet
+        except BlockingIOError:  # the supervisor has not yet read earlier messages
             return True
         except OSError:
             return False
@@ -32,7 +32,7 @@ def wake(home: RunsHome) -> bool:
 def ensure_running(home: RunsHome) -> None:
     """Wake the supervisor, or start one that outlives this process and its terminal.
 
-    Returns at once. If several processes start a supervisor, all but one exit.
+    Returns immediately. If several processes start a supervisor, all but one exit.
     """
     if not (is_running(home) and wake(home)):
         start(home)
@@ -87,7 +87,7 @@ def start(home: RunsHome) -> None:
 
 
 def reap() -> None:
-    """Reap the supervisors that this process started and that have ended."""
+    """Reap ended supervisors started by this process."""
     _started[:] = [process for process in _started if process.poll() is None]
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: runs of one request with many values of its parameters, and the best of them."""
+"""Sweeps: runs of one request with many values of its parameters, and the search for the best."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The controller of a sweep: ``python -m farandole.jobs.sweeps.controller``.
 
 This is the command of the sweep's own run. It submits runs, watches their metric, ends runs that
-the policy rejects, and writes the best run to ``outputs/best.json``. After a restart, it finds its
-runs by their parent.
+the policy rejects, and writes the best run to ``outputs/best.json``. After a restart, the
+controller finds its runs by their parent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Controller:
         return self.best()
 
     def _is_over(self) -> bool:
-        """Return whether the time limit of the sweep is over. It includes earlier attempts."""
+        """Return whether the time limit of the sweep, which includes earlier attempts, has
+        expired.
+        """
         return 0 < self.plan.time_limit < time.time() - self._began
 
     def _submit_next(self) -> bool:
@@ -158,7 +160,7 @@ class _Search:
             )
 
     def skip(self, child: RunFolder) -> None:
-        """Draw the values of a run that an earlier process submitted."""
+        """Draw the values of a run submitted by an earlier process."""
         self.next()
         self.submitted(child)
 
@@ -170,7 +172,7 @@ class _Search:
         return {name: suggest(self._asked, name, each) for name, each in self._plan.space.items()}
 
     def submitted(self, child: RunFolder) -> None:
-        """Store the trial of the run that was submitted with the last values."""
+        """Store the trial of the run submitted with the last values."""
         if self._study is not None:
             self._trials[child.run_id] = self._asked
 
@@ -207,7 +209,7 @@ def main() -> int:
     controller = Controller(RunsHome(), folder)
 
     def stop(*_: object) -> None:
-        # Without a request to cancel, only this attempt ends; the next one keeps the runs.
+        # Without a request to cancel, only this attempt ends; the next attempt keeps the runs.
         if folder.requested(CANCEL) is not None:
             controller.cancel()
         sys.exit(128 + signal.SIGTERM)

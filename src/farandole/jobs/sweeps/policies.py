@@ -1,4 +1,4 @@
-"""Early termination: policies that decide which runs of a sweep to end. All functions are pure.
+"""Early termination: policies that end unpromising runs of a sweep. All functions are pure.
 
 A history is the list of a run's reported values of the primary metric. Reports are numbered from 1.
 """
@@ -15,7 +15,7 @@ History = Sequence[float]
 
 
 class Policy(Protocol):
-    """Decides, at each report of a run, whether to end the run."""
+    """The decision, at each report of a run, whether to end the run."""
 
     def ends(self, run: str, histories: Mapping[str, History], maximize: bool) -> bool:
         """Return whether ``run`` should end, given the histories of all runs of the sweep."""
@@ -73,8 +73,8 @@ class MedianStopping(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Ends the worst ``percentage`` of the runs at each evaluation, after the same number of
-    reports.
+    """Ends the worst ``percentage`` of the runs at each evaluation, compared after the same number
+    of reports.
     """
 
     percentage: float

@@ -1,4 +1,4 @@
-"""The values that a parameter of a sweep may take, and the searches that choose among them.
+"""Distributions of a sweep's parameters, and searches over them.
 
 All functions are pure: a search with the same seed gives the same values in the same order, so a
 restarted controller continues the sweep at the same point.
@@ -29,14 +29,14 @@ class Distribution(NamedTuple):
         return _SAMPLERS[self.kind](draw, *self.arguments)
 
     def choices(self) -> tuple[Any, ...] | None:
-        """Return all values if their number is finite, else None."""
+        """Return all values if their number is finite, otherwise None."""
         if self.kind == "choice":
             return self.arguments
         return tuple(range(self.arguments[0])) if self.kind == "randint" else None
 
 
 def choice(*options: Any) -> Distribution:
-    """One of the options. A single list means one of its elements."""
+    """One of the options, or one element of a single list."""
     if len(options) == 1 and isinstance(options[0], Sequence) and not isinstance(options[0], str):
         options = tuple(options[0])
     return _checked("choice", *options)
@@ -63,7 +63,7 @@ def loguniform(low: float, high: float) -> Distribution:
 
 
 def qloguniform(low: float, high: float, step: float) -> Distribution:
-    """Numbers as of ``loguniform``, rounded to multiples of ``step``."""
+    """``loguniform``, rounded to multiples of ``step``."""
     return _checked("qloguniform", low, high, step)
 
 
@@ -83,7 +83,7 @@ def lognormal(mean: float, deviation: float) -> Distribution:
 
 
 def qlognormal(mean: float, deviation: float, step: float) -> Distribution:
-    """Numbers as of ``lognormal``, rounded to multiples of ``step``."""
+    """``lognormal``, rounded to multiples of ``step``."""
     return _checked("qlognormal", mean, deviation, step)
 
 

@@ -1,4 +1,4 @@
-"""``Sweep``: a request for many runs that differ in their parameters."""
+"""``Sweep``: a request for many runs with different parameters."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Sweep:
     """A request to run a script with many values of its parameters.
 
     Arguments:
-        request: The script. A parameter replaces ``{name}`` in the script's arguments. If they do
-            not contain ``{name}``, it is appended as ``--name value``.
+        request: The script. A parameter replaces ``{name}`` in the script's arguments; without
+            ``{name}``, it is appended as ``--name value``.
         space: A distribution for each parameter.
-        metric: The logged metric that decides which run is best.
+        metric: The logged metric that determines the best run.
         goal: ``minimize`` or ``maximize``.
         search: ``random``, ``grid``, or an Optuna study, whose ``ask`` and ``tell`` choose the
             values.
         count: The number of runs; 0 for all combinations of a grid.
-        concurrent: The largest number of active runs.
+        concurrent: The maximum number of active runs.
         policy: Ends unpromising runs early.
         seed: The seed of the random search.
-        time_limit: Seconds after which active runs are canceled and no further ones start; 0 for no
+        time_limit: Seconds after which active runs are canceled and no more runs start; 0 for no
             limit.
     """
 
@@ -91,7 +91,7 @@ class Sweep:
         if self.search == "grid":
             next(grid(self.space))
         elif self.count < 1:
-            raise SettingsError(f"count={self.count}: say how many runs to try, at least 1")
+            raise SettingsError(f"count={self.count}: the number of runs to try must be at least 1")
 
     def _plan(self, base: RunSpec) -> dict[str, Any]:
         kind = type(self.policy)
@@ -175,7 +175,7 @@ def load_plan(folder: RunFolder) -> Plan:
 
 
 def child_spec(plan: Plan, parent: str, number: int, values: Mapping[str, Any]) -> RunSpec:
-    """Return the specification of one run of a sweep."""
+    """Return the specification of a single run of a sweep."""
     command = list(plan.base.command)
     for name, value in values.items():
         mark = "{" + name + "}"

@@ -77,9 +77,9 @@ def names(home: RunsHome) -> list[str]:
 
 
 def node_counts(home: RunsHome, name: str) -> NodeCounts | None:
-    """Return the number of a target's nodes by state; None if the target does not know it.
+    """Return the number of a target's nodes by state; None if unknown to the target.
 
-    Raises SettingsError if there is no such target, and RunError if its cluster does not answer.
+    Raises SettingsError if there is no such target, and RunError if its cluster does not respond.
     """
     tickets = []
     for folder in spool.entries(home):

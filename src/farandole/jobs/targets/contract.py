@@ -2,7 +2,7 @@
 
 A *runner* executes a run: ``python -m farandole.jobs.runner <run folder> <attempt>``. The runner
 prepares the environment and the inputs, starts the ranks through Farandole's launchers, and records
-the end. A target decides where a runner can run, starts it, and detects its end. Local processes,
+the end. A target decides where a runner executes, starts it, and detects its end. Local processes,
 ssh hosts and Spark have their runner on this host. The runner for Slurm is inside an allocation.
 """
 
@@ -50,7 +50,7 @@ class Capacity(NamedTuple):
 
 
 class NodeCounts(NamedTuple):
-    """The number of nodes by state. ``preparing`` nodes are starting, ``leaving`` ones stopping."""
+    """The number of nodes by state. ``preparing`` nodes start, ``leaving`` nodes stop."""
 
     idle: int = 0
     running: int = 0
@@ -60,10 +60,9 @@ class NodeCounts(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """The identity of a started runner, which stays valid after a restart of the supervisor.
+    """The identity of a started runner, valid after a restart of the supervisor.
 
-    ``data``: JSON data that the target defines, such as a process identity or the number of a Slurm
-    job.
+    ``data``: JSON data defined by the target, such as a process identity or a Slurm job number.
     """
 
     target: str
@@ -74,7 +73,7 @@ class Presence(NamedTuple):
     """The state of a runner: ``pending`` in the target's own queue, ``present`` or ``gone``.
 
     ``reason``: why the runner is pending or gone, such as a preemption or a time limit; empty if
-    unknown. ``preempted``: the program did not cause the end.
+    unknown. ``preempted``: whether the end was not caused by the program.
     """
 
     state: str
@@ -88,8 +87,8 @@ class Launch(NamedTuple):
     - ``launcher``: The launcher, or its name.
     - ``hosts``: Hosts with slots, such as ``h1:2,h2:2``, or None.
     - ``settings``: Further settings of the job.
-    - ``copies``: For hosts that may not share the file system, or None: a function that returns the
-      context in which the ranks run. Its arguments are the run's folder and the paths of further
+    - ``copies``: For hosts without a shared file system: a function that returns the context in
+      which the ranks run; otherwise None. Its arguments are the run's folder and the paths of other
       files that the ranks read.
     """
 
@@ -126,7 +125,7 @@ class RunTarget(Protocol):
         """Ask the runner to stop, and kill it after ``grace_seconds``. Does not wait."""
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts | None:
-        """Return the number of nodes by state, or None if the target does not know it.
+        """Return the number of nodes by state, or None if unknown to the target.
 
         ``tickets``: the tickets of the target's active runs. The call may take seconds.
         """

@@ -27,7 +27,7 @@ from farandole.jobs.targets.contract import (
 
 
 class LocalTarget:
-    """Executes runs on this host.
+    """A target that executes runs on this host.
 
     Options: ``cores``, ``memory`` (bytes) and ``gpus`` limit the total resources of all runs. By
     default, runs use all resources of the host.
@@ -51,17 +51,17 @@ class LocalTarget:
         has = self._capacity
         if has.nodes and resources.most_nodes > has.nodes:
             raise SettingsError(
-                f"the target {self._spec.name!r} has at most {has.nodes} nodes, and"
+                f"the target {self._spec.name!r} has at most {has.nodes} nodes, but"
                 f" {resources.most_nodes} are requested; request fewer, or raise its max_nodes"
             )
         if resources.gpus * resources.most_ranks > has.gpus:
             raise SettingsError(
-                f"{resources.gpus * resources.most_ranks} GPUs are requested, and this host has"
+                f"{resources.gpus * resources.most_ranks} GPUs are requested, but this host has"
                 f" {has.gpus}; request fewer, or choose another target"
             )
         if has.memory and resources.memory * resources.most_ranks > has.memory:
             raise SettingsError(
-                f"{resources.memory * resources.most_ranks:,} bytes of memory are requested, and"
+                f"{resources.memory * resources.most_ranks:,} bytes of memory are requested, but"
                 f" this host has {has.memory:,}; request less, or choose another target"
             )
 
@@ -85,7 +85,7 @@ class LocalTarget:
 
 
 def check_options(spec: TargetSpec, known: Sequence[str]) -> None:
-    """Raise SettingsError for options that are unknown to the target's kind."""
+    """Raise SettingsError for options unknown to the target's kind."""
     if wrong := sorted(set(spec.options) - set(known)):
         raise SettingsError(
             f"the target {spec.name!r} of kind {spec.kind!r} has no option {wrong[0]!r}"
@@ -98,8 +98,8 @@ def check_fixed(spec: TargetSpec, resources: Resources) -> None:
     if resources.elastic:
         raise SettingsError(
             f"the target {spec.name!r} of kind {spec.kind!r} runs a fixed number of nodes, and"
-            f" {resources.min_nodes} to {resources.max_nodes} are requested; leave out min_nodes"
-            " and max_nodes, or choose a target of kind local or ssh"
+            f" {resources.min_nodes} to {resources.max_nodes} are requested; omit min_nodes and"
+            " max_nodes, or choose a target of kind local or ssh"
         )
 
 
@@ -145,14 +145,14 @@ def presence_here(ticket: Ticket) -> Presence:
     if identity.host != socket.gethostname():  # that host shares the home
         silent = heartbeat.silence(RunFolder(ticket.data.get("folder", "")))
         if silent > heartbeat.LOST:
-            why = f"no sign of its runner on host {identity.host} for {silent:.0f} seconds"
+            why = f"no heartbeat of its runner on host {identity.host} for {silent:.0f} seconds"
             return Presence("gone", why, preempted=True)
         return Presence("present", f"on host {identity.host}")
     return Presence("gone", "the host was restarted", preempted=True)
 
 
 def end_here(ticket: Ticket) -> None:
-    """Ask a runner on this host to end its run within the grace period."""
+    """Request a runner on this host to end its run within the grace period."""
     identity = ProcessIdentity.from_json(ticket.data)
     if identity.alive():
         os.kill(identity.pid, signal.SIGTERM)

@@ -31,16 +31,16 @@ QUESTION_SECONDS = 2.0  # the shortest time between two queries to Slurm's contr
 _TIMEOUT = 30.0
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
 _PRESENT = ("RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
-# Final states that the program did not cause.
+# Final states not caused by the program.
 _PREEMPTED = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")
 _FORMAT = "%i|%T|%r"
 
 
 class SlurmTarget:
-    """Executes runs as batch jobs of Slurm.
+    """A target that executes runs as Slurm batch jobs.
 
     Options: ``partition``, ``account``, ``qos``, ``constraint``, ``time`` (a time limit in sbatch's
-    format) and ``extra`` (further options of sbatch as one string).
+    format) and ``extra`` (additional options of sbatch as one string).
     """
 
     kind: ClassVar[str] = "slurm"
@@ -69,7 +69,7 @@ class SlurmTarget:
         most = self._spec.max_nodes
         if most and resources.nodes > most:
             raise SettingsError(
-                f"the target {self._spec.name!r} has at most {most} nodes, and {resources.nodes}"
+                f"the target {self._spec.name!r} has at most {most} nodes, but {resources.nodes}"
                 " are requested; request fewer, or raise its max_nodes"
             )
 
@@ -90,7 +90,7 @@ class SlurmTarget:
         return Ticket(self._spec.name, {"job": number})
 
     def _find(self, folder: RunFolder, attempt: str) -> Ticket | None:
-        """Return the ticket of an attempt's job that a killed supervisor has submitted, if any."""
+        """Return the ticket of an attempt's job submitted by a killed supervisor, if any."""
         words = ["squeue", "--noheader", f"--name={folder.run_id}", "--format=%i|%k"]
         for line in _run(words).stdout.splitlines():
             job, _, comment = line.strip().partition("|")
@@ -137,7 +137,7 @@ class SlurmTarget:
         return [self._known.get(job, Presence("present")) for job in jobs]
 
     def _ask(self, jobs: Sequence[str]) -> None:
-        """Update the presences of the jobs. Has no effect if Slurm does not answer."""
+        """Update the presences of the jobs. Has no effect if Slurm does not respond."""
         self._asked = time.monotonic()
         try:
             done = _run(
@@ -164,9 +164,8 @@ class SlurmTarget:
         _run(["scancel", *signal, job])
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
-        """Return the number of the partition's nodes by state. All users share these nodes.
-
-        Raises RunError if Slurm does not answer.
+        """Return the number of the partition's nodes by state. All users share these nodes. Raises
+        RunError if Slurm does not respond.
         """
         words = ["sinfo", "--noheader", "--Node", "--format=%N|%T"]
         if partition := self._spec.options.get("partition"):
@@ -227,7 +226,7 @@ def _kind_of(state: str) -> str:
 def _run(
     words: Sequence[str], env: Mapping[str, str] | None = None, script: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm program. Raises RunError if it does not exist, or does not end in time."""
+    """Run a Slurm program. Raises RunError if it is missing or times out."""
     try:
         return subprocess.run(
             list(words),

@@ -29,7 +29,7 @@ SESSION_VARIABLE = "PYSPARK_SUBMIT_ARGS"  # read by pyspark when it starts its J
 
 
 class SparkTarget:
-    """Executes runs on a Spark cluster.
+    """A target that executes runs on a Spark cluster.
 
     Options: ``master`` (``yarn``, or a URL such as ``spark://host:7077``) and ``conf`` (Spark's
     settings by name). Without ``master``, Spark's configuration decides.

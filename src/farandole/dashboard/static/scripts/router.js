@@ -8,7 +8,7 @@ export function go(hash) {
   location.hash = hash;
 }
 
-/** Replace the query of the present view without a new entry in the history. */
+/** Replace the query of the current view without a new entry in the history. */
 export function replaceQuery(path, values) {
   const query = new URLSearchParams(Object.entries(values).filter(([, value]) => value));
   const text = query.toString();

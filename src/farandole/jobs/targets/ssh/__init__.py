@@ -1,6 +1,6 @@
 """The target ``ssh``: ranks run on hosts reached by ssh. The runner is on this host.
 
-The supervisor chooses the hosts of each run, so that simultaneous runs use different hosts if
+The supervisor chooses the hosts of each run, so that simultaneous runs use different hosts where
 possible.
 """
 
@@ -33,10 +33,10 @@ from farandole.net.interfaces import is_here
 
 
 class SshTarget:
-    """Executes runs on hosts reached by ssh.
+    """A target that executes runs on hosts reached by ssh.
 
-    Options: ``hosts`` (``h1:2,h2:2``, with a slot per rank), ``port``, ``identity`` (the file of
-    the private key) and ``ssh_options`` (further options of ssh).
+    Options: ``hosts`` (``h1:2,h2:2``, with a slot per rank), ``port``, ``identity`` (the private
+    key's file) and ``ssh_options`` (additional options of ssh).
     """
 
     kind: ClassVar[str] = "ssh"
@@ -51,7 +51,7 @@ class SshTarget:
             )
         self._spec = spec
         self._hosts = parse_hosts(str(spec.options["hosts"]))
-        self._busy: Counter[str] = Counter()  # slots that active runs occupy, by host
+        self._busy: Counter[str] = Counter()  # slots occupied by active runs, by host
 
     def check(self, resources: Resources) -> None:
         slots = sum(count for _, count in self._hosts)
@@ -88,7 +88,7 @@ class SshTarget:
         end_here(ticket)
 
     def nodes(self, tickets: Sequence[Ticket]) -> NodeCounts:
-        """Query all hosts at the same time. Hosts that ssh cannot reach count as unusable."""
+        """Query all hosts in parallel. Hosts that ssh cannot reach count as unusable."""
         settings = settings_for({}, self._settings())
         asked = {
             host: subprocess.Popen(
@@ -136,7 +136,7 @@ def hosts_for(
     hosts: Sequence[tuple[str, int]], resources: Resources, busy: Mapping[str, int] | None = None
 ) -> str:
     """Return hosts with slots for the ranks, such as ``h1:2,h2:2``; for an elastic run, up to its
-    greatest number of nodes. Pure.
+    maximum number of nodes. Pure.
 
     Hosts with enough free slots come first; ``busy``: the number of occupied slots by host. Raises
     SettingsError if too few hosts have a slot for each rank of a node.
@@ -145,8 +145,8 @@ def hosts_for(
     fitting = [(host, slots) for host, slots in hosts if slots >= need]
     if len(fitting) < resources.nodes:
         raise SettingsError(
-            f"{resources.nodes} hosts with {need} slots each are needed, and {len(fitting)} have"
-            " that many; request fewer ranks per node"
+            f"{resources.nodes} hosts with {need} slots each are needed, but only {len(fitting)}"
+            " have that many; request fewer ranks per node"
         )
     taken = busy or {}
     order = sorted(fitting, key=lambda each: taken.get(each[0], 0) + need > each[1])
@@ -154,7 +154,7 @@ def hosts_for(
 
 
 def occupied(tickets: Sequence[Ticket]) -> Counter[str]:
-    """Return the number of slots that runs occupy, by host. Pure."""
+    """Return the number of occupied slots by host. Pure."""
     found: Counter[str] = Counter()
     for ticket in tickets:
         if hosts := ticket.data.get("hosts"):

@@ -1,7 +1,7 @@
 """Copies of a run's folder on hosts that do not share the runner's file system.
 
 Before the ranks start, each such host receives its working directories under the same path. The
-journals of metrics come back while the ranks run, and the outputs at the end. Then the copy is
+metric journals are fetched while the ranks run, and the outputs at the end. Then the copy is
 deleted.
 """
 
@@ -27,10 +27,10 @@ from farandole.jobs.targets.ssh import journals
 from farandole.net.interfaces import is_here
 
 MARK = "copy"  # a file only in copies; its time is the end of the last transfer to the copy
-_AGAIN = 1.0  # seconds before a broken connection for journals is opened again
+_AGAIN = 1.0  # seconds before a broken journal connection is reopened
 
 # $1: the run's folder; $2: the name of a file in this folder on the runner's file system; others:
-# paths that the host may have received already.
+# paths that the host may already have received.
 ASK = """
 [ -e "$1/$2" ] && echo shared && exit
 shift 2
@@ -65,14 +65,14 @@ def copied(
 ) -> Iterator[None]:
     """Keep copies of a run on hosts without a shared file system, until the block ends.
 
-    The outputs come back even if the block fails. If a host is lost, the run's events get a
-    warning.
+    The outputs are fetched even if the block fails. A lost host is recorded as a warning in the
+    run's events.
 
     Args:
         hosts: The host of each node of the run.
         settings: The port, identity and options of ssh.
         folder: The run's folder.
-        paths: Further files and folders that the ranks read, such as fetched inputs.
+        paths: Other files and folders that the ranks read, such as fetched inputs.
 
     Raises:
         SettingsError: If a host cannot be reached, or cannot receive its copy.
@@ -102,7 +102,7 @@ def copied(
 def _unshared(
     copies: Sequence[HostCopy], folder: RunFolder, paths: Sequence[str]
 ) -> list[HostCopy]:
-    """Send the run to all hosts that do not see its folder; return the copies there."""
+    """Send the run to all hosts that do not see its folder; return these copies."""
     if not copies:
         return []
     token = f".{secrets.token_hex(8)}.shared"
@@ -158,7 +158,7 @@ class HostCopy:
         self._session: subprocess.Popen[bytes] | None = None
 
     def ask(self, token: str, paths: Sequence[str]) -> None:
-        """Query whether the host sees the run's folder, and which paths it has received already.
+        """Query whether the host sees the run's folder, and which paths it has already received.
 
         Raises RunError if ssh fails.
         """
@@ -198,18 +198,18 @@ class HostCopy:
             if self._session is not None and self._session.stdin is not None:
                 self._session.stdin.close()
         self._thread.join()
-        self._receive_journals()  # the session may have broken before the end
+        self._receive_journals()  # the session may have ended early
         self._fetch(RETURN)
         self._run(DELETE)
 
     def fetch_commits(self) -> None:
-        """Fetch the commits that an earlier attempt has left on the host. Raises RunError if the
-        host is lost.
+        """Fetch the commits left on the host by an earlier attempt. Raises RunError if the host is
+        lost.
         """
         self._fetch(COMMITTED)
 
     def _fetch(self, script: str) -> None:
-        """Unpack the archive that a script prints on the host in the run's folder."""
+        """Run a script on the host, and unpack the archive that it prints into the run's folder."""
         source = subprocess.Popen(
             self._command(script),
             stdin=subprocess.DEVNULL,
@@ -240,7 +240,9 @@ class HostCopy:
             self._over.wait(_AGAIN)
 
     def _receive_journals(self) -> None:
-        """Append new bytes to the journals until the session ends. Raises RunError if it breaks."""
+        """Append new bytes to the journals until the session ends. Raises RunError if the session
+        breaks.
+        """
         words = [json.dumps(self._offsets)]
         with self._lock:
             session = subprocess.Popen(

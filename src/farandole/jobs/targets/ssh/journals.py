@@ -1,4 +1,4 @@
-"""The stream of a host's journals of metrics: frames with a name, a size and new bytes."""
+"""The stream of a host's metric journals: frames with a name, a size and new bytes."""
 
 from __future__ import annotations
 

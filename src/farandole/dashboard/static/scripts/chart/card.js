@@ -1,4 +1,4 @@
-// One metric on the page: its chart, a legend with the values under the cursor, and its last value.
+// One metric on the page: its chart, a legend with the values at the cursor, and its last value.
 
 import { fill, h, icon } from "../shared/dom.js";
 import { count, duration, number } from "../shared/format.js";
@@ -56,7 +56,7 @@ export class Card {
     this.panel.request(this);
   }
 
-  /** Replace the curves by an answer of the server: a map from a source's key to its points. */
+  /** Replace the curves with a response of the server: a map from a source's key to its points. */
   set(answers) {
     this.stale = false;
     for (const [key, answer] of answers) {
@@ -65,7 +65,7 @@ export class Card {
     this.draw();
   }
 
-  /** Append a live point. Return false if the curve has to be read again. */
+  /** Append a live point. Return false if the curve must be reread. */
   append(key, x, y) {
     const curve = this.curves.get(key);
     if (!curve || this.stale) return false;

@@ -9,7 +9,7 @@ import { ROWS, rowsOf } from "./curve.js";
 
 const ZOOM = 1.25; // factor of one step of the wheel or of a key
 const FEW = 6; // curves with bands and, under smoothed ones, raw values
-const STEP = 0.15; // part of the view by which an arrow key moves
+const STEP = 0.15; // fraction of the view that an arrow key moves by
 const FONT = "12px Inter, system-ui, sans-serif";
 
 /** A chart of curves in an element. */
@@ -99,7 +99,7 @@ export class Chart {
     this.plot.setSize({ width: this.width(), height: this.height });
   }
 
-  /** Draw curves, one for each look; null for a curve without points. */
+  /** Draw a curve for each look; null for a curve without points. */
   draw(curves, weight) {
     this.data = aligned(curves, weight, this.logarithmic);
     this.plot.setData(this.data);
@@ -132,14 +132,14 @@ export class Chart {
     this.setRange([low, high]);
   }
 
-  /** Zoom by a factor around a place of the view, from 0 (left) to 1 (right). */
+  /** Zoom by a factor around a position in the view, from 0 (left) to 1 (right). */
   zoom(factor, around = 0.5) {
     const { min, max } = this.plot.scales.x;
     const middle = min + (max - min) * around;
     this.setRange([middle - (middle - min) * factor, middle + (max - middle) * factor]);
   }
 
-  /** Move by a part of the view. */
+  /** Move by a fraction of the view. */
   move(part) {
     const { min, max } = this.plot.scales.x;
     const step = (max - min) * part;
@@ -183,7 +183,7 @@ export class Chart {
   }
 }
 
-/** Return the value at an index, or the one before it if several curves share the axis. */
+/** Return the value at an index, or the previous value if several curves share the axis. */
 function nearest(values, at) {
   for (let place = at; place >= Math.max(0, at - 50); place--) {
     if (values[place] !== null && values[place] !== undefined) return values[place];

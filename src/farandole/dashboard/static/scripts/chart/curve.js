@@ -1,6 +1,6 @@
 // The points of one curve, bounded in number, and its rows in a chart.
 
-/** A curve as the server reduced it, to which live points are appended. */
+/** A curve reduced by the server, with appended live points. */
 export class Curve {
   /** `answer` has x, y and, if the server merged points, min and max of each. */
   constructor(answer, origin = 0) {
@@ -21,7 +21,7 @@ export class Curve {
     return this.y[this.y.length - 1];
   }
 
-  /** Append a point. Return false if it lies before the last one: the curve has to be read again. */
+  /** Append a point. Return false if it precedes the last point: the curve must be reread. */
   append(x, y) {
     if (this.length && x < this.x[this.length - 1]) return false;
     if (this.length && x === this.x[this.length - 1]) {

@@ -1,4 +1,4 @@
-// Colors of curves. The theme defines them; the ninth curve begins again with dashes.
+// Colors of curves. The theme defines them; from the ninth curve, they repeat with dashes.
 
 import { token } from "../shared/theme.js";
 
@@ -10,7 +10,7 @@ export function look(place) {
   return { index: place % COLORS, dash: DASHES[Math.floor(place / COLORS) % DASHES.length] };
 }
 
-/** Return a color of the present theme, with an opacity. */
+/** Return a color of the current theme, with an opacity. */
 export function color(index, opacity = 1) {
   const value = token(`curve-${index}`);
   if (opacity === 1) return value;

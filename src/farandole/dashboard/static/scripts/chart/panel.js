@@ -1,4 +1,4 @@
-// The charts of a view and the settings that they share: axis, smoothing, scale, range.
+// The charts of a view and their shared settings: axis, smoothing, scale, range.
 
 import { announce } from "../shared/announce.js";
 import { fill, h, perFrame, settled } from "../shared/dom.js";
@@ -154,7 +154,7 @@ export class CurvesPanel {
     this.reload();
   }
 
-  /** Give the same sources other labels and starts. Over steps, no curve has to be read again. */
+  /** Give the same sources new labels and starts. Over steps, no curve must be reread. */
   relabel(sources) {
     const moved = this.axis === "time" && sources.some((each, at) => each.start !== this.sources[at]?.start);
     this.sources = sources;
@@ -163,7 +163,7 @@ export class CurvesPanel {
     else this.redraw();
   }
 
-  /** Show a card for each metric; cards that exist are kept. */
+  /** Show a card for each metric; existing cards are kept. */
   setNames(names) {
     const wanted = new Set(names);
     for (const [name, card] of this.cards) {
@@ -206,7 +206,7 @@ export class CurvesPanel {
 
   // --- loading
 
-  /** Load a card's curves with the next request, if it is in view. */
+  /** Load a card's curves with the next request, if the card is in view. */
   request(card) {
     card.stale = true;
     if (!card.visible) return;
@@ -214,7 +214,7 @@ export class CurvesPanel {
     this.flush();
   }
 
-  /** Read all curves again. */
+  /** Reread all curves. */
   reload() {
     for (const abort of this.aborts) abort.abort();
     for (const card of this.cards.values()) {
@@ -224,7 +224,7 @@ export class CurvesPanel {
     }
   }
 
-  /** Read the curves again; the charts stay until the new ones have arrived. */
+  /** Reread the curves; the charts stay until the new curves have arrived. */
   refresh() {
     for (const card of this.cards.values()) this.request(card);
   }
@@ -259,7 +259,7 @@ export class CurvesPanel {
     this.delivered?.();
   }
 
-  /** Append live points: a list of {key, name, x, y} with x on the present axis. */
+  /** Append live points: a list of {key, name, x, y} with x on the current axis. */
   append(points) {
     for (const { key, name, x, y } of points) {
       const card = this.cards.get(name);

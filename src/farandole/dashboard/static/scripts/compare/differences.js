@@ -34,7 +34,7 @@ function sourceDifferences(source, labels) {
           "pre",
           { tabindex: "0" },
           diff.map((line) => h("span.diff-line", { data: { kind: SIGNS[line[0]] ?? "same" } }, `${line}\n`)),
-          truncated ? h("span.dim", {}, "The difference goes on.") : null,
+          truncated ? h("span.dim", {}, "The diff is truncated.") : null,
         ),
       ),
     ),

@@ -1,4 +1,4 @@
-// Two or more runs next to each other: reasons against the comparison, curves, measures, differences.
+// Two or more runs next to each other: why they are not comparable, curves, measures, differences.
 
 import { look } from "../chart/palette.js";
 import { CurvesPanel } from "../chart/panel.js";
@@ -13,9 +13,9 @@ import { isFinal } from "../runs/store.js";
 import { differenceTables } from "./differences.js";
 import { equalValueTable, measuresTable } from "./measures.js";
 
-const AGAIN = 5000; // milliseconds between two readings while a run is active
+const AGAIN = 5000; // milliseconds between two reads while a run is active
 const MANY = 10; // with more runs, the curves are read before the comparison
-const PATIENCE = 3000; // milliseconds for which the comparison waits for the curves
+const PATIENCE = 3000; // milliseconds that the comparison waits for the curves
 const SHOWN = 24; // runs in the head of the page and in the tables
 
 /** Show the comparison of runs in `place`; return a function that ends it. */
@@ -60,7 +60,7 @@ class CompareView {
     };
   }
 
-  /** Draw the curves of the first run's metrics at once: comparing many runs takes longer. */
+  /** Draw the curves of the first run's metrics immediately: comparing many runs takes longer. */
   async begin() {
     if (this.ids.length < 2) return this.failed("Select two or more runs in the list.");
     try {

@@ -5,7 +5,7 @@ import { getSeries } from "../shared/api.js";
 import { fill, h } from "../shared/dom.js";
 
 const MOST = 16; // ranks in one chart
-const FIRST = 4; // ranks that are shown at first
+const FIRST = 4; // initially shown ranks
 
 export class CurvesPart {
   constructor(place, facts) {

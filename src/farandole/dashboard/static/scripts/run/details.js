@@ -27,7 +27,7 @@ export class DetailsPart {
   }
 }
 
-/** Return an argument as a shell would need it. */
+/** Return an argument, quoted for a shell if necessary. */
 function quoted(argument) {
   return /^[\w@%+=:,./-]+$/.test(argument) ? argument : `'${argument.replaceAll("'", "'\\''")}'`;
 }
@@ -53,7 +53,7 @@ function states(found = []) {
   return found.map((each) => `${moment(each.time)}  ${each.state}${each.cause ? `: ${each.cause}` : ""}`);
 }
 
-/** Return nested values as pairs of a dotted name and a text; empty ones are left out. */
+/** Return nested values as pairs of a dotted name and a text, without empty ones. */
 function flattened(value, prefix = "") {
   if (Array.isArray(value)) return value.map((each) => ["", text(each)]);
   return Object.entries(value ?? {}).flatMap(([name, inner]) => {

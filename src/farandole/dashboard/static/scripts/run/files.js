@@ -7,7 +7,7 @@ import { moment, size } from "../shared/format.js";
 import { isFinal } from "../runs/store.js";
 
 const SHOWN = 500; // files in the list
-const AGAIN = 5000; // milliseconds between two readings of an active run's list
+const AGAIN = 5000; // milliseconds between two reads of an active run's list
 
 export class FilesPart {
   constructor(place, facts) {
@@ -53,7 +53,7 @@ export class FilesPart {
     fill(
       this.note,
       found.length ? "" : this.all.length ? "No file matches." : "No files yet.",
-      hidden > 0 ? `${hidden} further files; filter to see them.` : "",
+      hidden > 0 ? `${hidden} more files; filter to see them.` : "",
     );
     const focused = document.activeElement?.dataset?.path;
     fill(this.list, found.slice(0, SHOWN).map((file) => this.entry(file)));

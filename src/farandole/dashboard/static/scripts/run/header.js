@@ -125,8 +125,8 @@ async function stop(facts) {
   const seconds = facts.resources?.grace_seconds;
   const explanation =
     facts.state === "queued"
-      ? "The run has not started, and never will."
-      : `The ranks are asked to end${seconds ? `, and have ${seconds} seconds to save their work` : ""}. What they have recorded is kept.`;
+      ? "The run has not started, and will not start."
+      : `The ranks are asked to stop${seconds ? `, and have ${seconds} seconds to save their work` : ""}. Recorded data is kept.`;
   if (await confirm(title, explanation, "Stop the run", true)) {
     await perform(facts.run_id, "stop", () => announce("The run is being stopped."));
   }

@@ -7,7 +7,7 @@ import { count, size } from "../shared/format.js";
 import { isFinal } from "../runs/store.js";
 import { LogWindow } from "./window.js";
 
-const NEAR = 400; // pixels from an end of the window at which the next piece is read
+const NEAR = 400; // distance in pixels from an end of the window at which the next piece is read
 const BOTTOM = 4; // pixels from the bottom that still count as its end
 
 export class LogPart {
@@ -86,7 +86,7 @@ export class LogPart {
 
   // --- the text
 
-  /** Run one reading at a time, and show its error. */
+  /** Run one read at a time, and show its error. */
   async guard(action) {
     this.busy = true;
     try {
@@ -131,7 +131,7 @@ export class LogPart {
     if (!(await this.window.earlier())) return;
     const cut = this.text.scrollHeight;
     this.drawAll(false);
-    // Keep the same line in view, although the window may have dropped text at its end.
+    // Keep the same line in view, although the window may have discarded text at its end.
     const added = this.height(this.window.pieces[0].text);
     this.text.scrollTop = cut - before + added;
   }

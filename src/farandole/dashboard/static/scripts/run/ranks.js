@@ -53,7 +53,7 @@ export class RanksPart {
     );
   }
 
-  /** Return the table of an elastic run's processes that have ended and are no ranks. */
+  /** Return the table of an elastic run's ended processes, which are not ranks. */
   ended(processes) {
     if (!processes.length) return null;
     return h(
@@ -154,7 +154,7 @@ function hosts(ranks) {
   return [...found.values()];
 }
 
-/** Return one sentence for each awaited rank, the most awaited first. */
+/** Return a sentence for each awaited rank, the most awaited first. */
 function summary(ranks) {
   const awaited = new Map();
   for (const rank of ranks) {

@@ -64,7 +64,7 @@ export class TimelinePart {
             h("a.button", { href: fileAddress(this.id, file), download: file.split("/").pop() }, `Download ${file.split("/").pop()}`),
           ),
         ),
-        complete === false ? h("p.dim", {}, "The beginning of a long timeline. The files have all of it.") : null,
+        complete === false ? h("p.dim", {}, "The beginning of a long timeline. The files contain the rest.") : null,
         h("div.lanes-frame", {}, h("div", {}, this.canvas)),
         totalsTable(this.found.totals),
       ),

@@ -21,7 +21,7 @@ const PARTS = {
   timeline: { title: "Timeline", kind: TimelinePart },
   details: { title: "Details", kind: DetailsPart },
 };
-const REFRESH = 5000; // milliseconds between two readings of an active run's facts
+const REFRESH = 5000; // milliseconds between two reads of an active run's facts
 
 /** Show a run in `place`; return a function that ends it. */
 export function showRun(place, { names, query }) {

@@ -2,9 +2,9 @@
 
 const PIECE = 1 << 16; // bytes
 const MOST = 1 << 19; // bytes in memory
-const LONGEST = 2000; // characters after which a line is folded into further lines
+const LONGEST = 2000; // characters after which a line is folded
 
-/** The text of a log from `begin` to `end`, in bytes; `size` is the log's present size. */
+/** The text of a log from `begin` to `end`, in bytes; `size` is the log's current size. */
 export class LogWindow {
   /** `read(offset, limit)` resolves to {text, begin, end, size}. */
   constructor(read) {
@@ -25,12 +25,12 @@ export class LogWindow {
     return this.end >= this.size;
   }
 
-  /** Begin again at the end of the log. */
+  /** Restart at the end of the log. */
   async toEnd() {
     return this.replace(await this.read(-PIECE, PIECE));
   }
 
-  /** Begin again with the pieces around an offset. */
+  /** Restart with the pieces around an offset. */
   async around(offset) {
     return this.replace(await this.read(Math.max(0, offset - PIECE / 2), PIECE));
   }
@@ -69,7 +69,7 @@ function cleaned(piece) {
   return { ...piece, text: piece.text.split("\n").map(shownLine).join("\n") };
 }
 
-/** Return a line as a terminal would leave it: a progress bar shows its last state. */
+/** Return a line in its final state on a terminal: a progress bar shows its last state. */
 function shownLine(line) {
   const end = line.endsWith("\r") ? line.length - 1 : line.length;
   const kept = line.slice(line.lastIndexOf("\r", end - 1) + 1, end);

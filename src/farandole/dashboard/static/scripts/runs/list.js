@@ -1,4 +1,4 @@
-// A list that draws only the rows in view, so ten thousand rows cost as much as thirty.
+// A list that draws only the rows in view, so that ten thousand rows cost no more than thirty.
 
 import { h, perFrame } from "../shared/dom.js";
 
@@ -27,7 +27,7 @@ export class VirtualList {
     return parseFloat(getComputedStyle(this.element).getPropertyValue("--row-height")) || 44;
   }
 
-  /** Show other items. Rows of equal items stay as they are, unless `redraw`. */
+  /** Show new items. Rows of unchanged items are kept, unless `redraw`. */
   set(items, redraw) {
     for (const [index, row] of [...this.drawn]) {
       if (!redraw && items[index] === this.items[index]) continue;
@@ -71,7 +71,7 @@ export class VirtualList {
     this.drawn.set(index, row);
   }
 
-  /** Draw one row again. */
+  /** Redraw one row. */
   redraw(index) {
     this.drawn.get(index)?.remove();
     this.drawn.delete(index);

@@ -9,7 +9,7 @@ export function isFinal(state) {
   return FINAL.has(state);
 }
 
-/** All runs, as the server lists them. */
+/** All runs on the server. */
 export class RunStore {
   constructor() {
     this.version = null;
@@ -17,8 +17,8 @@ export class RunStore {
     this.sortedCache = null;
   }
 
-  /** Apply an answer of /api/runs or a "runs" event: new and changed rows, and the ids of removed
-   * runs. A complete answer has all runs. */
+  /** Apply a response of /api/runs or a "runs" event: new and changed rows, and the ids of removed
+   * runs. A complete response has all runs. */
   apply({ version, complete, columns, rows, removed = [] }) {
     if (complete) this.byId.clear();
     for (const row of rows) {

@@ -11,10 +11,10 @@ import { COLUMNS, drawRow } from "./row.js";
 import { RunStore } from "./store.js";
 
 const STATES = ["active", "queued", "completed", "failed", "canceled"];
-const METRIC_COLUMNS = 3; // at most, unless the reader chooses
+const METRIC_COLUMNS = 3; // maximum, unless the reader chooses
 const FIXED = 720; // pixels of the other columns
 const COLUMN = 116; // pixels of a metric's column
-const store = new RunStore(); // survives a visit to a run: going back is immediate
+const store = new RunStore(); // kept during a visit to a run, so that going back is immediate
 const remembered = { selected: new Set(), active: 0, top: 0, metrics: null };
 
 /** Show the list of runs in `place`; return a function that ends it. */
@@ -154,7 +154,7 @@ class RunsView {
     if (focused) this.refocus(focused);
   }
 
-  /** Return the number of metrics' columns that fit next to the other columns. */
+  /** Return the number of metric columns that fit next to the other columns. */
   fitting() {
     const space = (this.table.parentNode?.clientWidth ?? 0) - FIXED;
     return Math.max(0, Math.min(METRIC_COLUMNS, Math.floor(space / COLUMN)));

@@ -1,6 +1,6 @@
 // Requests to the server, and its events.
 
-const RETRY = 1500; // milliseconds between two tries to connect
+const RETRY = 1500; // milliseconds between two connection attempts
 
 async function request(path, options = {}) {
   let answer;
@@ -8,7 +8,7 @@ async function request(path, options = {}) {
     answer = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. Is farandole dashboard still running?");
+    throw new Error("The server does not respond. Is farandole dashboard still running?");
   }
   const data = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(data.error ?? `The server answered ${answer.status} to ${path}.`);
@@ -30,7 +30,7 @@ function runPath(id, rest = "", values = {}) {
   return `/api/run/${encodeURIComponent(id)}${rest}${parameters ? `?${parameters}` : ""}`;
 }
 
-/** Return the rows that are newer than `version`; all rows if it is null. */
+/** Return the rows newer than `version`; all rows if it is null. */
 export function getRuns(version) {
   return request(`/api/runs?since=${version ?? 0}`);
 }
@@ -101,7 +101,7 @@ export async function act(id, action) {
 /** Listen to the events of all runs, and of the run `run` unless it is null.
  *
  * `handlers` maps the names of events to functions of their data. Its function `opened` is called
- * after each connection, because events may have been missed before. A hidden page closes its
+ * after each connection, because earlier events may have been missed. A hidden page closes its
  * connection, because browsers allow six per server. Returns a function that closes the connection.
  */
 export function listen(run, handlers) {

@@ -1,10 +1,10 @@
-// Elements built from data. Text becomes text nodes, so that markup in a name is shown, never run.
+// Elements built from data. Text becomes text nodes, so that markup in a name is shown, not interpreted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /** Return an element such as h("a.name", {href, onclick}, "text", other).
  *
- * The first argument is a tag with classes; `null`, `undefined` and `false` children are left out.
+ * The first argument is a tag with classes; `null`, `undefined` and `false` children are omitted.
  * Properties that begin with "on" are listeners, `data` holds data attributes, the rest are attributes.
  */
 export function h(selector, properties = {}, ...children) {
@@ -37,7 +37,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** Replace the children of an element by those that `build` returns, if `data` has changed.
+/** Replace the children of an element with those returned by `build`, if `data` has changed.
  *
  * With unchanged data, the children stay, and with them the focus and the pointer's target.
  */

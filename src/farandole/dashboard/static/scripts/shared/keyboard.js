@@ -1,11 +1,11 @@
-// Keyboard shortcuts. The present view registers its own.
+// Keyboard shortcuts. The current view registers its own.
 
 import { showKeys } from "./dialog.js";
 import { toggleTheme } from "./theme.js";
 
 let keys = {};
 
-/** Set the keys of the present view: a function for each key. */
+/** Set the keys of the current view: a function for each key. */
 export function setKeys(table) {
   keys = table;
 }
@@ -35,7 +35,7 @@ function pressed(event) {
   if (action && action(event) !== false) event.preventDefault();
 }
 
-/** Handle keys from now on. A click outside an open menu closes the menu. */
+/** Start to handle keys. A click outside an open menu closes the menu. */
 export function startKeyboard() {
   document.addEventListener("keydown", pressed);
   document.addEventListener("pointerdown", (event) => closeMenus(event.target.closest("details.menu")));

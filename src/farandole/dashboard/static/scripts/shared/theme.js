@@ -35,7 +35,7 @@ export function onTheme(listener) {
   return () => listeners.delete(listener);
 }
 
-/** Return the value of a custom property of the present theme. */
+/** Return the value of a custom property of the current theme. */
 export function token(name) {
   if (!tokens.has(name)) {
     const style = getComputedStyle(document.documentElement);
