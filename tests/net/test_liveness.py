@@ -37,13 +37,13 @@ def test_one_answered_connection_shows_a_live_host(
             (peer,) = link.board._peers.values()
             long = liveness.LOST_SECONDS + 1
             said[data] = True, long
-            link.board.look_at_hosts()
+            link.board.check_hosts()
             said[peer.sock] = True, long - 2
-            link.board.look_at_hosts()
+            link.board.check_hosts()
             said[peer.sock] = False, long
-            link.board.look_at_hosts(waited=1.0)  # it was not silent for longer than that
+            link.board.check_hosts(waited=1.0)  # it was not silent for longer than that
             with pytest.raises(PeerLostError, match=f"rank 1 {PeerLostError.SILENT}"):
-                link.board.look_at_hosts()
+                link.board.check_hosts()
 
     pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
 

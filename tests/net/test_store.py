@@ -536,7 +536,7 @@ def test_a_port_for_later_is_none_that_the_kernel_gives_away(
     """
     (tmp_path / "given").write_text("25000\t60999\n")
     monkeypatch.setattr(ports, "_GIVEN", str(tmp_path / "given"))
-    monkeypatch.setattr(ports, "_ASIDE", range(24_990, 25_010))
+    monkeypatch.setattr(ports, "_PREFERRED", range(24_990, 25_010))
     with contextlib.ExitStack() as stack:
         taken = set()
         for _ in range(3):

@@ -87,7 +87,7 @@ def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(
         """Docs."""
         raise HorovodInternalError("lost")
 
-    elastic._say_fixed.cache_clear()
+    elastic._warn_of_fixed_size.cache_clear()
     hvd.init()
     try:
         with pytest.raises(HorovodInternalError, match="lost"):

@@ -20,13 +20,13 @@ def interrupts(error: BaseException) -> bool:
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
-        if _was_given(trace.tb_next.tb_frame, trace.tb_frame):
+        if _is_argument(trace.tb_next.tb_frame, trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
 
 
-def _was_given(frame: FrameType, caller: FrameType) -> bool:
+def _is_argument(frame: FrameType, caller: FrameType) -> bool:
     """Return whether ``caller`` is among the arguments of the function in ``frame``."""
     code = frame.f_code
     names = code.co_varnames[

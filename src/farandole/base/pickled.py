@@ -91,7 +91,7 @@ def no_shell() -> None:
     """Replace ``get_ipython`` in other processes, where there is no shell."""
 
 
-def _elsewhere(obj: Any) -> Callable[..., Any] | None:
+def _replacement(obj: Any) -> Callable[..., Any] | None:
     """Return the replacement for an IPython name that holds the whole shell: ``get_ipython``,
     ``exit`` or ``quit``. None for other objects.
     """
@@ -111,7 +111,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == _PARAMETRIZE and type(obj).__name__.startswith("Parametrized"):
             return _reduce_parametrized(obj)
-        if _SHELL in sys.modules and (found := _elsewhere(obj)):
+        if _SHELL in sys.modules and (found := _replacement(obj)):
             return getattr, (sys.modules[found.__module__], found.__name__)
         if (reduced := _reduce_cache(obj)) is not None:
             return reduced

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.base.types import Array
 
-_MOST = 2  # alternating blocks
+_MAX_BLOCKS = 2  # alternating blocks
 # Bytes. TensorFlow adopts arrays that begin at a multiple of this, and copies others.
 ALIGNMENT = 64
 
@@ -52,12 +52,12 @@ class BufferPool:
         piece = pieces[turn % len(pieces)] if pieces else None
         if piece is not None and piece.borrowed() is None:
             return piece.lend(), False
-        return _fresh(nbytes), len(pieces) < _MOST
+        return _fresh(nbytes), len(pieces) < _MAX_BLOCKS
 
     def add(self, memory: Array) -> None:
         """Add a block, and drop the smallest if there are too many."""
         self._pieces = sorted([*self._pieces, _Piece(memory)], key=lambda piece: len(piece.memory))[
-            -_MOST:
+            -_MAX_BLOCKS:
         ]
 
 

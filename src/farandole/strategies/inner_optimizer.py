@@ -13,10 +13,10 @@ from farandole.checks.finding import Finding
 from farandole.checks.reporting import warn_once
 from farandole.job import context
 
-_LONG = 0.1  # the longest acceptable step of a weight if only its direction is known
-_FAR = 1.5  # the longest outer step, in mean changes, that suits inner momentum
-_MUCH = 0.5  # inner momentum that is large
-_GROWTH = 2.0  # growth of the norm of weights in one outer step
+_MAX_STEP = 0.1  # the longest acceptable step of a weight if only its direction is known
+_MAX_OUTER_STEP = 1.5  # the longest outer step, in mean changes, that suits inner momentum
+_LARGE_MOMENTUM = 0.5  # inner momentum that is large
+_MAX_GROWTH = 2.0  # growth of the norm of weights in one outer step
 
 
 class InnerOptimizer(NamedTuple):
@@ -83,7 +83,7 @@ def check_growth(label: str, strategy: Strategy, before: float, after: float) ->
 
     ``before``, ``after``: the norms of this rank's weights around the exchange.
     """
-    if not before or after <= _GROWTH * before or context.settings().check == "off":
+    if not before or after <= _MAX_GROWTH * before or context.settings().check == "off":
         return
     warn_once(
         UNSUITED_OPTIMIZER.finding(
@@ -102,9 +102,9 @@ def unsuited(
     texts = [
         text
         for text in (
-            _of_votes(inner, codec) if strategy is None else "",
-            _of_late_numbers(inner, codec) if strategy is None else "",
-            _of_outer_steps(inner, strategy),
+            _votes_warning(inner, codec) if strategy is None else "",
+            _delay_warning(inner, codec) if strategy is None else "",
+            _outer_step_warning(inner, strategy),
         )
         if text
     ]
@@ -112,10 +112,10 @@ def unsuited(
     return [UNSUITED_OPTIMIZER.finding(f"{label}: {text}", where=where) for text in texts]
 
 
-def _of_votes(inner: InnerOptimizer, codec: Codec | None) -> str:
+def _votes_warning(inner: InnerOptimizer, codec: Codec | None) -> str:
     value = inner.momentum.value
     length = inner.rate / (1 - value)
-    if codec is None or inner.adaptive or length <= _LONG:
+    if codec is None or inner.adaptive or length <= _MAX_STEP:
         return ""
     if not (isinstance(codec, Voting) and codec.votes):
         return ""
@@ -126,7 +126,7 @@ def _of_votes(inner: InnerOptimizer, codec: Codec | None) -> str:
     )
 
 
-def _of_late_numbers(inner: InnerOptimizer, codec: Codec | None) -> str:
+def _delay_warning(inner: InnerOptimizer, codec: Codec | None) -> str:
     if codec is None or not inner.adaptive or not getattr(codec, "late", False):
         return ""
     return (
@@ -136,9 +136,9 @@ def _of_late_numbers(inner: InnerOptimizer, codec: Codec | None) -> str:
     )
 
 
-def _of_outer_steps(inner: InnerOptimizer, strategy: Strategy | None) -> str:
+def _outer_step_warning(inner: InnerOptimizer, strategy: Strategy | None) -> str:
     reach, value = getattr(getattr(strategy, "reference", None), "reach", 0.0), inner.momentum.value
-    if strategy is None or inner.adaptive or value < _MUCH or reach <= _FAR:
+    if strategy is None or inner.adaptive or value < _LARGE_MOMENTUM or reach <= _MAX_OUTER_STEP:
         return ""
     return (
         f"strategy={strategy.spec!r} has an outer momentum that multiplies the change of each"

@@ -14,7 +14,7 @@ from farandole.job.plugins import registry
 if TYPE_CHECKING:
     from farandole.core.gossip.quorum import Quorum
 
-_REACH = 0.1  # the longest acceptable step of a weight if only its direction is known
+_MAX_STEP = 0.1  # the longest acceptable step of a weight if only its direction is known
 
 
 class NoReference:
@@ -59,14 +59,14 @@ class MeanReference(NoReference):
         """See ``contracts.SharedReference``."""
         if not (isinstance(codec, Voting) and codec.votes):
             return ""
-        if self.outer and self.reach <= _REACH:
+        if self.outer and self.reach <= _MAX_STEP:
             return ""
         if self.outer:
             return (
                 f"sends only -1, 0 or 1 for each element, and with strategy={strategy.spec!r}"
                 f" weights would move by up to {self.reach:g} in each exchange (lr / (1 -"
-                f" momentum)); the limit is {_REACH:g}. Use lr=0.002, as for Adam, or int8, onebit,"
-                " topk or another codec that sends magnitudes"
+                f" momentum)); the limit is {_MAX_STEP:g}. Use lr=0.002, as for Adam, or int8,"
+                " onebit, topk or another codec that sends magnitudes"
             )
         return (
             f"sends only -1, 0 or 1 for each element, and with strategy={strategy.spec!r} weights"

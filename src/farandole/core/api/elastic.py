@@ -58,7 +58,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             return _loop(func, reinitialize, _SURVIVED, state, args, kwargs)
         # With ``--commit-dir`` the program relies on restarts.
         if context.rank() == 0 and not (context.takes_part() and context.settings().commit_dir):
-            _say_fixed(context.size())
+            _warn_of_fixed_size(context.size())
         return _loop(func, reinitialize, (HostsUpdatedInterrupt,), state, args, kwargs)
 
     return wrapper
@@ -186,5 +186,5 @@ def _reset(reset: Callable[[], object]) -> None:
 
 
 @functools.cache  # logged once
-def _say_fixed(size: int) -> None:
+def _warn_of_fixed_size(size: int) -> None:
     logger.warning(FIXED, size, "" if size == 1 else "s")

@@ -134,7 +134,7 @@ class Verbs:
     def _apart(self, tensor: Any, buffer: Buffer) -> Buffer:
         if self.on_reduced_copy is not None:
             self.on_reduced_copy(tensor)
-        return _beside(buffer)
+        return _out_of_place(buffer)
 
     def _broadcast(
         self,
@@ -147,7 +147,7 @@ class Verbs:
     ) -> tuple[Engine, Entry]:
         engine = engine_of(process_set, "Broadcast")
         entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
-        return engine, entry._replace(buffer=_beside(entry.buffer)) if fresh else entry
+        return engine, entry._replace(buffer=_out_of_place(entry.buffer)) if fresh else entry
 
     def _plain(
         self,
@@ -247,7 +247,7 @@ class Verbs:
         return self._binding.tensor(flat, (rows, *tuple(tensor.shape)[1:]), tensor)
 
 
-def _beside(buffer: Buffer) -> Buffer:
+def _out_of_place(buffer: Buffer) -> Buffer:
     """Return the buffer with a separate ``out``."""
     if isinstance(buffer, DeviceBuffer):
         return buffer.with_new_out()

@@ -234,19 +234,20 @@ class _Ring:
             total = self._result(lo, hi, step.chunk)
             kernels.reduce_into(total, [into, mine], self.op, self.dtype, self.scale)
         else:
-            came = kernels.opened(into, self.dtype, self.scale) if step.step == 0 else into
+            summand = kernels.opened(into, self.dtype, self.scale) if step.step == 0 else into
             mine = kernels.opened(mine, self.dtype, self.scale)
             if not last:
-                kernels.combine_into(came, came, mine, self.op)  # in place, as it is in the cache
-                self.partials[step.chunk] = came
+                # in place, because it is in the cache
+                kernels.combine_into(summand, summand, mine, self.op)
+                self.partials[step.chunk] = summand
                 return
             total = self._result(lo, hi, step.chunk)
-            if total.dtype == came.dtype:
-                kernels.combine_into(total, came, mine, self.op)
+            if total.dtype == summand.dtype:
+                kernels.combine_into(total, summand, mine, self.op)
                 kernels.close_into(total, total, self.dtype, self.scale)
             else:
-                kernels.combine_into(came, came, mine, self.op)
-                kernels.close_into(total, came, self.dtype, self.scale)
+                kernels.combine_into(summand, summand, mine, self.op)
+                kernels.close_into(total, summand, self.dtype, self.scale)
         if self.out.view(lo - self.base, hi - self.base) is None:
             self.out.write(lo - self.base, total)
 

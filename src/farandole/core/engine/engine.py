@@ -43,7 +43,7 @@ from farandole.core.observe.stall.names import listed
 from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.job.config import Settings
 
-_ANEW = "call hvd.shutdown() and hvd.init() on all ranks to start again"
+_CURE = "call hvd.shutdown() and hvd.init() on all ranks to start again"
 _TICK = 0.5  # seconds between two checks of waiting collectives
 # seconds until a rank objects to waiting for a kind of collective that differs from the other
 # ranks'
@@ -332,7 +332,7 @@ class Engine:
             interrupted, idle = interrupts(error), self._idle
             self._idle = False
             if not (interrupted and idle):  # interrupted half-way: the ranks are out of step
-                what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
+                what, cure = ("was interrupted", f" ({_CURE})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
                 rank = self._rounds.called[self.rank]
                 why = f"rank {rank} {what} inside a collective: {error_text}{cure}"
@@ -346,13 +346,13 @@ class Engine:
         if not outbox.posted:
             if not (outbox.queue or outbox.objection or board.started()):
                 self._wait(spin)
-                self._look()
+                self._report_waiting()
                 return
             self._post()
         messages = board.collect()
         if messages is None:
             self._wait(spin)
-            self._look()
+            self._report_waiting()
             return
         outbox.posted = False
         self._settle(messages)
@@ -451,7 +451,7 @@ class Engine:
         batch = self._outbox.batch
         self._outbox.batch = []
         decision = self._rounds.decide(messages, batch)
-        placed, items, came = decision.placed, decision.items, decision.attached
+        placed, items, with_elements = decision.placed, decision.items, decision.attached
         done = 0
         try:
             if decision.responses:
@@ -465,7 +465,7 @@ class Engine:
                     unit,
                     [items[position] for position in positions],
                     messages,
-                    here if came else None,
+                    here if with_elements else None,
                 )
         except BaseException:  # the remaining units fail, too
             left = (items[position] for after in placed[done:] for position in after.positions)
@@ -494,7 +494,7 @@ class Engine:
 
     # Endings.
 
-    def _look(self) -> None:
+    def _report_waiting(self) -> None:
         """Report waiting collectives to the observers, about twice a second."""
         now = monotonic()
         if not self._wait_reports.due(now, _TICK / 2):

@@ -69,7 +69,7 @@ def plan(
             )
             units += [unit] if response.error else _by_device(unit)
             continue
-        for names, members in _alike(response.names, requests):
+        for names, members in _by_reduction(response.names, requests):
             key = (*_terms(members[0]), absent)
             nbytes = sum(_nbytes(request) for request in members)
             position, filled = open_units.get(key, (-1, 0))
@@ -88,7 +88,7 @@ def plan(
     return units
 
 
-def _alike(
+def _by_reduction(
     names: tuple[str, ...], requests: tuple[Request, ...]
 ) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
     """Split a group by dtype, operation and scale, so that each part is one reduction."""

@@ -31,7 +31,7 @@ def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
     texts = {rank: text for rank, other in others if (text := _difference(first, other))}
     if texts:
         text = next(iter(texts.values()))
-        who = f"{_ranks_unlike([*texts])} rank {one}"
+        who = f"{_ranks_that_differ([*texts])} rank {one}"
         if ".noname" in first.name:
             return f"{text} {_UNNAMED} ({who})"
         return f"{text} (tensor: {first.name}; {who})"
@@ -40,7 +40,7 @@ def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
     return ""
 
 
-def _ranks_unlike(ranks: Sequence[int]) -> str:
+def _ranks_that_differ(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     if len(ranks) > _SHOWN:
         shown += f" and {len(ranks) - _SHOWN} more"

@@ -29,8 +29,8 @@ _REMEMBERED = 1024  # decisions to keep
 class RoundDecision(NamedTuple):
     """The units that all ranks run now, in order.
 
-    The positions in a unit are indexes into ``items``. ``attached``: all elements came with the
-    messages. ``responses``: the new ones. ``asked``: each rank's requests; None: every rank
+    The positions in a unit are indexes into ``items``. ``attached``: whether the messages contain
+    all elements. ``responses``: the new ones. ``asked``: each rank's requests; None: every rank
     requested ``items``. ``since``: for each rank, the times of its requests, if the message has a
     note.
     """
@@ -135,16 +135,16 @@ class Rounds:
         if placed is None and any(map(wire.noted, messages)):
             messages, since = self._read_notes(messages)
             key, placed = self._remembered(messages)
-        came = wire.has_elements(messages[0])
+        with_elements = wire.has_elements(messages[0])
         if placed is not None:
-            return RoundDecision(placed, batch, came, since=since)
+            return RoundDecision(placed, batch, with_elements, since=since)
         found = self._negotiate(messages, batch, in_step=bool(key))
         made = list(found.placed)
         if key and found.items is batch:
             made = attached.prepared(made, [item.entry.request for item in batch], self._size)
         if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
             self._remember(key, made, batch)
-        return found._replace(placed=made, attached=came, since=since)
+        return found._replace(placed=made, attached=with_elements, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
         """Return a sentence with the collectives that this rank, having posted ``batch``, waited

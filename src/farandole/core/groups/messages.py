@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 # payloads up to this size in bytes are sent with the header, because two writes and reads take
 # longer
 _JOINED = 8 << 10
-_LOOK = 0.05  # seconds between two checks of peers and timeouts
+_CHECK_SECONDS = 0.05  # seconds between two checks of peers and timeouts
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two polls of the thread: first, longest
-_LOOKS = 6  # idle polls before the thread sleeps until it is woken
+_IDLE_POLLS = 6  # idle polls before the thread sleeps until it is woken
 _HANDOVER = 5e-3  # seconds for the thread to yield to a waiting one
 
 
@@ -53,7 +53,7 @@ class Messages:
         self._ended: deque[Transfer] = deque()  # to be finished once no lock is held
         self._failure: BaseException | None = None
         self._news = threading.Event()
-        self._looked = 0.0  # time of the last check of peers and timeouts
+        self._checked = 0.0  # time of the last check of peers and timeouts
         self._waiting: list[Transfer] = []  # messages whose waiters drive, or soon will
         self._serving = False  # whether the background thread drives
         self._thread: threading.Thread | None = None
@@ -92,7 +92,7 @@ class Messages:
                 self._finish_ended()
                 message.sleep(left)
             elif not self._drive_for(message, end):
-                message.sleep(_LOOK if left is None else min(_LOOK, left))
+                message.sleep(_CHECK_SECONDS if left is None else min(_CHECK_SECONDS, left))
         return True
 
     def _drive_for(self, message: Transfer, end: float | None) -> bool:
@@ -214,20 +214,20 @@ class Messages:
         Waking this thread costs a waiter more than a small message. It therefore polls for a while,
         and sleeps only after several idle polls.
         """
-        looks = 0
+        polls = 0
         while not self._closed:
-            if looks == _LOOKS:
+            if polls == _IDLE_POLLS:
                 self._news.clear()
                 if not (self._is_needed() or self._closed):
                     self._news.wait()
-                looks = 0
-            time.sleep(min(_GRACE * 2**looks, _LONGEST_GRACE))
-            looks += 1
+                polls = 0
+            time.sleep(min(_GRACE * 2**polls, _LONGEST_GRACE))
+            polls += 1
             while self._is_needed() and not self._closed:
-                looks = 0
+                polls = 0
                 with self._driving:
                     self._serving = True
-                    self._drive(None, time.monotonic() + _LOOK)
+                    self._drive(None, time.monotonic() + _CHECK_SECONDS)
                     self._serving = False
                 self._finish_ended()
 
@@ -252,11 +252,11 @@ class Messages:
             try:
                 if not (moved or self._ended or (end is not None and now >= end)):
                     sources, targets = self._interests()
-                    left = _LOOK if end is None else min(_LOOK, end - now)
+                    left = _CHECK_SECONDS if end is None else min(_CHECK_SECONDS, end - now)
                     self._streams.wait(left, sources, targets, spin=message is not None)
-                if now - self._looked >= _LOOK:
-                    self._looked = now
-                    self._look(now)
+                if now - self._checked >= _CHECK_SECONDS:
+                    self._checked = now
+                    self._end_overdue(now)
             except HorovodInternalError as error:
                 with self._changing:
                     self._fail_all(restored(error))
@@ -422,12 +422,12 @@ class Messages:
         )
         raise message.error
 
-    def _look(self, now: float) -> None:
+    def _end_overdue(self, now: float) -> None:
         """End messages whose timeout has passed or whose peer is gone."""
         stalled: list[tuple[Transfer, StalledError]] = []
         with self._changing:
             for message in self._all():
-                error = self._why_not(message, now)
+                error = self._failure_of(message, now)
                 if isinstance(error, StalledError):
                     stalled.append((message, error))
                     self._take_out(message)
@@ -471,7 +471,7 @@ class Messages:
             if inbox.message is message:
                 inbox.message = None
 
-    def _why_not(self, message: Transfer, now: float) -> BaseException | None:
+    def _failure_of(self, message: Transfer, now: float) -> BaseException | None:
         streams, peer = self._streams, message.peer
         others = [rank for rank in range(streams.size) if rank != streams.rank]
         gone = [streams.gone(other) for other in (others if peer is None else [peer])]

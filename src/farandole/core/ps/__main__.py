@@ -29,7 +29,7 @@ def main() -> int:
             "farandole.core.ps is started by farandole run --strategy ps, not by hand\n"
         )
         return 2
-    index, beside = (
+    index, interface = (
         int(os.environ["FARANDOLE_SERVER"]),
         os.environ.get("FARANDOLE_SERVER_INTERFACE"),
     )
@@ -47,11 +47,11 @@ def main() -> int:
     elastic = os.environ.get("FARANDOLE_SERVER_PLACE")
     speaks = not index and not settings.stall_check_disable  # a single server warns
     warning = settings.stall_warning_seconds if speaks else math.inf
-    listening = [beside] if beside is not None else _own(store, settings)
+    listening = [interface] if interface is not None else _own(store, settings)
     if elastic is not None:
         return _serve_elastic(index, int(elastic), connection, settings, listening)
     server = CentreServer(connection.secret, listening, stored_end(store), others, warning)
-    address = {**json.loads(server.address), "beside_driver": beside is not None}
+    address = {**json.loads(server.address), "on_driver_host": interface is not None}
     store.set(keys.server("", index), json.dumps(address).encode())
     while True:
         signal.pause()

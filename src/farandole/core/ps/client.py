@@ -147,14 +147,14 @@ class Servers:
             server.hurry()
         try:
             if not failed:
-                self._say_bye()
+                self._say_goodbye()
         finally:
             for server in self.servers:
                 server.close()
         for client in self._clients:
             client.log_staleness()
 
-    def _say_bye(self) -> None:
+    def _say_goodbye(self) -> None:
         message = {"do": "bye"}
         with self._lock:
             asked = [server.ask(message) for server in self.servers]

@@ -58,7 +58,7 @@ class ServerConnection:
         try:
             session = self._open()
             with self._limited(session):
-                send(session, message, arrays, self._look)
+                send(session, message, arrays, self._check_server)
         except (OSError, HorovodInternalError) as error:
             self._late = isinstance(error, TimeoutError)
             self._trouble = str(error)
@@ -95,7 +95,7 @@ class ServerConnection:
         with self._limited(session):
             found = receive(session)
             if found is not None and found.get("data"):
-                receive_into(session, into, self._look)
+                receive_into(session, into, self._check_server)
         return found
 
     def _wait(self, session: Session) -> None:
@@ -106,9 +106,9 @@ class ServerConnection:
                 await_answer(session.sock, SILENCE)
                 return
             except TimeoutError:
-                self._look()
+                self._check_server()
 
-    def _look(self) -> None:
+    def _check_server(self) -> None:
         """Handle a silent server. If it accepts no test connection, it is stopped, and its replica
         takes over. Without a replica, warn and continue to wait, up to ``patience``.
         """

@@ -51,7 +51,7 @@ def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECO
     store), or on a different host, whose addresses are tried in turn. Raises the same errors as
     ``dial``.
     """
-    at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
+    at = [[host, address["port"]]] if address.get("on_driver_host", True) else address["at"]
     for name, port in at[:-1]:
         with contextlib.suppress(OSError, HorovodInternalError):
             return dial({**address, "port": port}, name, secret, seconds)

@@ -456,7 +456,7 @@ class Client:
             # the input buffers belong to the centre now
             self._memory[name] = group.arrays(), self._memory[name][1]
             return _refusal(group) or {}
-        there = functools.partial(_there, group, rank)
+        there = functools.partial(_can_start, group, rank)
         if not server.until(there, name, self):
             return None
         if group.failure is not None or group.centre is None:
@@ -484,7 +484,7 @@ class Client:
         return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
 
 
-def _there(group: CentreGroup, rank: int) -> bool:
+def _can_start(group: CentreGroup, rank: int) -> bool:
     """Return whether the centre exists, or this rank must provide it."""
     return group.failure is not None or group.centre is not None or group.first() == rank
 

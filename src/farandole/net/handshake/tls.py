@@ -49,13 +49,12 @@ class TlsStream:
         self._broken = ""
         self.failures = ssl.SSLError
 
-    def shake_hands(self, deadline: float, came: bytes = b"") -> bool:
-        """Continue the handshake with the bytes ``came`` from the peer. Return False if more are
-        needed.
+    def shake_hands(self, deadline: float, incoming: bytes = b"") -> bool:
+        """Continue the handshake with ``incoming`` bytes. Return False if more are needed.
 
         Raises ssl.SSLError and socket errors.
         """
-        self._incoming.write(came)
+        self._incoming.write(incoming)
         try:
             self._end.do_handshake()
         except self._ssl.SSLWantReadError:
@@ -204,8 +203,8 @@ def encrypt(
     stream = TlsStream(sock, contexts(key)[server], server)
     if not server:
         stream.shake_hands(deadline)
-    came = arrived(sock, PIECE, begin if server else deadline)
-    if came[0] not in RECORDS:
+    incoming = arrived(sock, PIECE, begin if server else deadline)
+    if incoming[0] not in RECORDS:
         if server:
             sock.sendall(REFUSAL)
         raise AuthenticationError(
@@ -213,8 +212,8 @@ def encrypt(
             " FARANDOLE_TLS=1): it does not belong to the job, or was started without"
         )
     try:
-        while not stream.shake_hands(deadline, came):
-            came = arrived(sock, PIECE, deadline)
+        while not stream.shake_hands(deadline, incoming):
+            incoming = arrived(sock, PIECE, deadline)
     except stream.failures as error:
         raise AuthenticationError(
             f"the peer on the {purpose} socket does not have the certificate of this job, which"

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 _GIVEN = "/proc/sys/net/ipv4/ip_local_port_range"
-_ASIDE = range(20_000, 30_000)  # below the range that Kubernetes gives to its services
+_PREFERRED = range(20_000, 30_000)  # below the range that Kubernetes gives to its services
 _TRIES = 20
 
 
@@ -19,19 +19,19 @@ def free_port() -> int:
     outside the range from which the kernel assigns ports to connections and listeners of this job
     and of other jobs that are starting.
     """
-    for port in _aside():
+    for port in _preferred():
         with contextlib.suppress(OSError):
             return _bound(port)
     return _bound(0)
 
 
-def _aside() -> Sequence[int]:
+def _preferred() -> Sequence[int]:
     try:
         with open(_GIVEN) as file:
             lowest, highest = map(int, file.read().split())
     except (OSError, ValueError):
         return ()
-    others = [port for port in _ASIDE if not lowest <= port <= highest]
+    others = [port for port in _PREFERRED if not lowest <= port <= highest]
     return [
         others[int.from_bytes(os.urandom(4), "little") % len(others)]
         for _ in range(_TRIES if others else 0)

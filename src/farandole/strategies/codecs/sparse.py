@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 
-_MOST = 1 << 32  # elements whose indices fit in 4 bytes
+_MAX_ELEMENTS = 1 << 32  # elements whose indices fit in 4 bytes
 
 
 class Sparse(Pushable):
@@ -46,10 +46,10 @@ class Sparse(Pushable):
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         dtype = parts[0].buffer.dtype
-        if len(values) > _MOST:
+        if len(values) > _MAX_ELEMENTS:
             raise ValueError(
                 f"the codec {self.name} sends indices as 32-bit integers, but a parameter has"
-                f" {len(values)} elements, more than {_MOST}. Use a different codec for it"
+                f" {len(values)} elements, more than {_MAX_ELEMENTS}. Use a different codec for it"
             )
         indices = self.select(values)
         chosen = narrowed(values[indices], dtype)

@@ -15,7 +15,7 @@ from farandole.base.log import logger
 from farandole.core.api.commits.commit_file import Commit
 from farandole.core.api.commits.folder_lock import FolderLock
 from farandole.core.api.commits.own_values import OwnValues
-from farandole.core.api.commits.store import AFRESH, CommitFolder
+from farandole.core.api.commits.store import RESTART, CommitFolder
 from farandole.core.api.commits.writer import CommitWriter
 from farandole.core.api.objects import broadcast_object
 from farandole.errors import DataError
@@ -24,7 +24,7 @@ from farandole.job.config import Settings
 from farandole.job.report import messages
 
 _LOAD = "elastic.load"
-_LONGEST = 300  # maximum characters of an error's message
+_MAX_CHARACTERS = 300  # maximum characters of an error's message
 
 
 class Keeper:
@@ -81,7 +81,7 @@ class Keeper:
         lost = context.lost_commit()
         if not number and not failure and lost:
             failure = (
-                f"the folder has no commit, and commit {lost} was on lost ranks only. {AFRESH}"
+                f"the folder has no commit, and commit {lost} was on lost ranks only. {RESTART}"
             )
         if failure:
             raise DataError(f"--commit-dir {self._folder.path}: {failure}")
@@ -125,7 +125,7 @@ class Keeper:
             _check_fit(commit, state)
             state.from_bytes(commit.content)
         except Exception as error:
-            return 0, f"commit {commit.number} does not fit: {_in_one_line(error)}. {AFRESH}"
+            return 0, f"commit {commit.number} does not fit: {_in_one_line(error)}. {RESTART}"
         age = readable(max(0.0, time.time() - commit.time))
         lost = context.lost_commit()
         messages.log(
@@ -150,8 +150,8 @@ def _check_fit(commit: Commit, state: Any) -> None:
 def _in_one_line(error: Exception) -> str:
     """Return the class and the shortened message of ``error``: PyTorch's may name all weights."""
     text = " ".join(str(error).split()).rstrip(".")
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]}..."
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]}..."
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 

@@ -15,7 +15,7 @@ from farandole.core.api.commits.commit_file import Commit, job_of
 from farandole.errors import DataError
 
 KEPT = 2  # files in a folder: the newest one, and the previous one in case the newest is damaged
-AFRESH = "Use a different folder to train from the beginning"
+RESTART = "Use a different folder to train from the beginning"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BEGIN = 1 << 12  # bytes that contain the first line of a commit
 _NAME = re.compile(r"commit-(\d{12})")
@@ -113,7 +113,7 @@ class CommitFolder:
                 report(f"the commit {self.path_of(name)} is damaged: {error}")
         if names:
             paths = ", ".join(map(self.path_of, names))
-            raise DataError(f"all commits are damaged: {paths}. {AFRESH}")
+            raise DataError(f"all commits are damaged: {paths}. {RESTART}")
         return None
 
     def check_writable(self) -> None:

@@ -21,7 +21,7 @@ from farandole.net import interfaces
 from farandole.net.handshake import Newcomers, authenticate
 
 _SERVE_SECONDS = 3.0  # seconds for which one query is served
-_LONGEST = 1 << 20  # bytes of an answer
+_MAX_ANSWER = 1 << 20  # bytes of an answer
 _PENDING = 16  # minimum limit on concurrent handshakes; all ranks may query
 _PAUSE = 0.05  # seconds before retrying a rank that closed the connection because it had too many
 
@@ -151,5 +151,5 @@ class DirectQuery:
                 sock, self._secret, self._purpose(rank), server=False, seconds=seconds
             )
             sock.settimeout(seconds)
-            content = session.receive(_LONGEST)
+            content = session.receive(_MAX_ANSWER)
             return decode_answer(content) if content else Answer()

@@ -31,7 +31,7 @@ def report(
     lines = (_agreeing(agreeing, warning, limit) if agreeing else []) + (
         _begun(begun, warning) if begun else []
     )
-    lines += _doing(answers, detailed)
+    lines += _activities(answers, detailed)
     if not any(limit and wait.seconds >= limit for wait in stalled):
         until = f"after {limit:g} s" if limit else "never: the job waits forever"
         lines.append(
@@ -61,8 +61,8 @@ def stacks_text(answers: Mapping[int, Answer]) -> str:
     """
     lines = []
     for rank, answer in answers.items():
-        lines.append(_what(rank, answer) if answer.silent else f"{_what(rank, answer)} at:")
-        lines += [f"    {_at(frame)}" for frame in answer.stack[-_FRAMES_SHOWN:]]
+        lines.append(_activity(rank, answer) if answer.silent else f"{_activity(rank, answer)} at:")
+        lines += [f"    {_location(frame)}" for frame in answer.stack[-_FRAMES_SHOWN:]]
     return "".join(f"\n{line}" for line in lines)
 
 
@@ -98,7 +98,7 @@ def _begun(stalled: Sequence[Waiting], warning: float) -> list[str]:
     ]
 
 
-def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
+def _activities(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
     if not answers:
         return []
     order = sorted(
@@ -108,8 +108,8 @@ def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
     for rank in order[:_RANKS_SHOWN]:
         answer = answers[rank]
         if detailed and not answer.silent:
-            lines.append(f"{_what(rank, answer)} at:")
-            lines += [f"    {_at(frame)}" for frame in answer.stack]
+            lines.append(f"{_activity(rank, answer)} at:")
+            lines += [f"    {_location(frame)}" for frame in answer.stack]
         else:
             lines.append(_place(rank, answer))
     if len(order) > _RANKS_SHOWN:
@@ -120,11 +120,11 @@ def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
 def _place(rank: int, answer: Answer) -> str:
     """Return the position of a rank in one line."""
     if answer.silent or not answer.stack:
-        return _what(rank, answer)
-    return f"{_what(rank, answer)} at {_at(answer.stack[-1])}"
+        return _activity(rank, answer)
+    return f"{_activity(rank, answer)} at {_location(answer.stack[-1])}"
 
 
-def _what(rank: int, answer: Answer) -> str:
+def _activity(rank: int, answer: Answer) -> str:
     if answer.silent:
         return f"rank {rank} does not answer: {answer.silent}"
     if answer.stuck:
@@ -137,7 +137,7 @@ def _what(rank: int, answer: Answer) -> str:
     return f"rank {rank} is"
 
 
-def _at(frame: Frame) -> str:
+def _location(frame: Frame) -> str:
     return f"{frame.file}, line {frame.line}, in {frame.function}" + (
         f": {frame.code}" if frame.code else ""
     )

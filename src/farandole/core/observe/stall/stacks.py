@@ -12,7 +12,7 @@ from typing import NamedTuple
 from farandole.base.package import FOLDER
 
 _OURS = FOLDER + os.sep
-_MOST = 30  # frames
+_MAX_FRAMES = 30  # frames
 
 
 class Frame(NamedTuple):
@@ -33,7 +33,7 @@ def users() -> list[Frame]:
         Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
         for entry in traceback.extract_stack(frame)
     ]
-    return ([entry for entry in every if is_users(entry.file)] or every)[-_MOST:]
+    return ([entry for entry in every if is_users(entry.file)] or every)[-_MAX_FRAMES:]
 
 
 def is_users(file: str) -> bool:

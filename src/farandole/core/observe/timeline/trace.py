@@ -17,7 +17,7 @@ from typing import NamedTuple
 from farandole.base.types import Kind, Request
 
 Named = tuple[str, Request]
-BESIDE = ("NETWORK_ALLREDUCE",)  # parts of an exchange that overlap others
+OVERLAPPING = ("NETWORK_ALLREDUCE",)  # parts of an exchange that overlap others
 
 
 class Settled(NamedTuple):
@@ -98,7 +98,7 @@ class _Flight:
         self.tensor = tensor
         self.request = request
         self.tid = tensor.lane()
-        self.beside: int | None = None  # the lane of overlapping parts
+        self.overlap_lane: int | None = None  # the lane of overlapping parts
         self.open: list[str] = []
         self.last = 0.0
 
@@ -239,10 +239,10 @@ class Trace:
 
     def _part(self, flight: _Flight, what: ExchangePart) -> None:
         tid = flight.tid
-        if what.name in BESIDE:
-            if flight.beside is None:
-                flight.beside = flight.tensor.lane()
-            tid = flight.beside
+        if what.name in OVERLAPPING:
+            if flight.overlap_lane is None:
+                flight.overlap_lane = flight.tensor.lane()
+            tid = flight.overlap_lane
         self._whole(flight.tensor.pid, tid, what)
 
     def _whole(self, pid: int, tid: int, what: ExchangePart | Exchanged) -> None:
@@ -263,8 +263,8 @@ class Trace:
     def _release(self, flight: _Flight) -> None:
         self._lasts[flight.tensor.pid, flight.tid] = flight.last
         heapq.heappush(flight.tensor.free, flight.tid)
-        if flight.beside is not None:
-            heapq.heappush(flight.tensor.free, flight.beside)
+        if flight.overlap_lane is not None:
+            heapq.heappush(flight.tensor.free, flight.overlap_lane)
 
     def _tensor(self, label: str) -> _Tensor:
         tensor = self._tensors.get(label)

@@ -147,7 +147,7 @@ class TcpBoard:
             due = self._forwarder.due()
             ready = self._waiter.poll(math.ceil(max(0.0, min(deadline, due) - now) * 1000))
             if not ready and due > deadline:
-                self.look_at_hosts()
+                self.check_hosts()
             if any(fd == self._bell for fd, _ in ready):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
@@ -169,7 +169,7 @@ class TcpBoard:
         if self.lost is not None:
             raise type(self.lost)(str(self.lost), self.lost.rank)
 
-    def look_at_hosts(self, waited: float = math.inf) -> None:
+    def check_hosts(self, waited: float = math.inf) -> None:
         """Raise PeerLostError if a host has vanished: all connections to a rank are silent.
 
         ``waited``: seconds without data on the data connections.
@@ -209,7 +209,7 @@ class TcpBoard:
                 return False
             before = self._news
             try:
-                self._look_at_connections()
+                self._check_connections()
             except HorovodInternalError:
                 raise
             except BaseException as error:  # a signal handler raised: bytes may have been lost
@@ -222,7 +222,7 @@ class TcpBoard:
                 raise
             return self._news and not before
 
-    def _look_at_connections(self) -> None:
+    def _check_connections(self) -> None:
         for fd, events in self.connections.poll(0):
             peer = self._by_fd.get(fd)
             if peer is None:

@@ -60,7 +60,7 @@ class Forwarder:
         """Call ``look`` periodically on a new thread."""
         if self.neighbours:
             self._thread = threading.Thread(
-                target=self._look_now_and_then, args=(look,), name=self._thread_name, daemon=True
+                target=self._look_periodically, args=(look,), name=self._thread_name, daemon=True
             )
             threads.start(self._thread)
 
@@ -106,6 +106,6 @@ class Forwarder:
                 yield peer, GOODBYE + b"".join(map(RANK.pack, peer.departures))
                 peer.departures.clear()
 
-    def _look_now_and_then(self, look: Callable[[], None]) -> None:
+    def _look_periodically(self, look: Callable[[], None]) -> None:
         while not self._stopped.wait(RELAY_SECONDS):
             look()

@@ -335,7 +335,7 @@ class TcpLink:
                 self._readiness.watch(outlet, events)
         self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
         if self._idle:
-            self.board.look_at_hosts(self._idle)
+            self.board.check_hosts(self._idle)
         if self._idle and self._report is not None:
             self._report([src if src >= 0 else dst], self._idle)
         for fd, events in ready:

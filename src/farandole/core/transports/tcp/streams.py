@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PIECE = 1 << 20  # bytes of one system call
-_LOOK = 0.5  # seconds without an event before the peers' hosts are checked
+_CHECK_SECONDS = 0.5  # seconds without an event before the peers' hosts are checked
 
 
 class TcpStreams:
@@ -108,8 +108,8 @@ class TcpStreams:
         now = time.monotonic()
         if ready:
             self._last_sign = now
-        elif now - self._last_sign > _LOOK:
-            self._board.look_at_hosts(now - self._last_sign)
+        elif now - self._last_sign > _CHECK_SECONDS:
+            self._board.check_hosts(now - self._last_sign)
         if self._bell in ready:
             os.eventfd_read(self._bell)
         if self._board.pump():
