@@ -74,8 +74,8 @@ class Experiment:
 
         Arguments:
             outputs: The folder whose files the run keeps, by default ``outputs``; False for none.
-            snapshot_directory: The folder of the program; None for no snapshot. display_name: A
-            name for display.
+            snapshot_directory: The folder of the program; None for no snapshot.
+            display_name: A name for display.
 
         The run ends with ``complete()``, or with this process. Raises SnapshotException if the
         folder of the program is too large.

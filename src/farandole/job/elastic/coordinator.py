@@ -5,7 +5,7 @@ that waits for the next membership. ``decide`` returns the driver's next actions
 Horovod's, with three exceptions:
 
 - Fewer than ``min_np`` survivors wait for new processes, and form the next membership together with
-them: all ranks of a membership take part in the same synchronization (hvd#3494).
+  them: all ranks of a membership take part in the same synchronization (hvd#3494).
 - On a job's only host, a failed process is replaced, and the other processes stay.
 - Rank 0 is the survivor with the most commits, so that no completed commit is lost. Ranks that have
   joined but not yet received the state cannot continue alone: they load the last commit from disk,

@@ -45,12 +45,15 @@ def run(
         args, kwargs: Its arguments.
         np: The number of processes; 1 by default. In an elastic job (``min_np=2, max_np=8``), the
             number at the start, ``min_np`` by default.
-        env: Extra environment variables. hosts: Hosts with slots, such as ``h1:2,h2:4``. launcher:
-        The name of a launcher; ``auto`` chooses one. output_dir: A folder for each rank's output.
-        prefix_timestamp: Whether to prefix each line of output with the time. show_ranks: The ranks
-        whose output is shown. ``output_dir`` and errors still contain all output. verbose: Whether
-        to report more events. discovery: The hosts of an elastic job: a function that returns slots
-        by host
+        env: Extra environment variables.
+        hosts: Hosts with slots, such as ``h1:2,h2:4``.
+        launcher: The name of a launcher; ``auto`` chooses one.
+        output_dir: A folder for each rank's output.
+        prefix_timestamp: Whether to prefix each line of output with the time.
+        show_ranks: The ranks whose output is shown. ``output_dir`` and errors still contain all
+            output.
+        verbose: Whether to report more events.
+        discovery: The hosts of an elastic job: a function that returns slots by host
             (``{"worker-0": 2}``), called every second, or an object with ``find()`` and
             ``describe()``.
         settings: Any setting by name (``start_timeout=60``); ``farandole config`` lists them.

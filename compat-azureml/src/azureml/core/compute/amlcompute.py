@@ -105,8 +105,9 @@ class AmlCompute(ComputeTarget):
 
         Arguments:
             vm_size: A string that is stored but unused, because the nodes are on this host.
-            vm_priority: A string that is stored but unused. min_nodes: The smallest number of
-            nodes. max_nodes: The largest number of nodes; by default 4.
+            vm_priority: A string that is stored but unused.
+            min_nodes: The smallest number of nodes.
+            max_nodes: The largest number of nodes; by default 4.
             idle_seconds_before_scaledown: Seconds after which an idle node above ``min_nodes`` is
                 released.
             tags: Tags of the target.
