@@ -165,7 +165,7 @@ def _parameters(value: Any) -> list[str]:
 
 
 def unexplained(framework: str) -> list[str]:
-    """The arguments of public functions that no docstring has a word about."""
+    """Return the arguments of public functions that no docstring explains."""
     missing = []
     for name, value in public(importlib.import_module(f"farandole.{framework}")):
         if inspect.isclass(value) and issubclass(value, Exception):

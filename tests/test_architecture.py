@@ -1,7 +1,5 @@
-"""The order of rooms, and that a light import stays light.
-
-Every import counts, wherever it stands: inside a function it still makes one room know another, and
-so does one under TYPE_CHECKING.
+"""The order of rooms, and light imports. Every import counts: an import inside a function, or under
+TYPE_CHECKING, also makes one room depend on another.
 """
 
 from __future__ import annotations
@@ -165,7 +163,7 @@ def own_targets(source: str) -> Iterator[Import]:
 
 
 def misplaced(module: str, source: str) -> list[str]:
-    """What breaks the order of rooms in one file."""
+    """Return the imports of one file that break the order of rooms."""
     mine = room(module)
     return [
         f"line {line}: {mine} imports {target}, which is not below it"
@@ -176,7 +174,7 @@ def misplaced(module: str, source: str) -> list[str]:
 
 
 def heavy(module: str, source: str) -> list[str]:
-    """Heavy packages that one file imports without being named for them."""
+    """Return the heavy packages that a file not named for them imports."""
     return [
         f"line {line}: {target} may be imported only in a file named {HEAVY[top]!r}"
         for line, target in imports(source)
@@ -283,7 +281,7 @@ def test_the_heavy_check_sees_what_is_wrong() -> None:
 
 
 def fresh(code: str) -> str:
-    """What ``code`` prints in a new interpreter."""
+    """Return the output of ``code`` in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

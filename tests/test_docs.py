@@ -121,8 +121,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def environment() -> dict[str, str]:
-    """A shell in which ``farandole`` and ``python`` are those of this interpreter, and no job is
-    going on.
+    """Return a shell environment in which ``farandole`` and ``python`` use this interpreter,
+    outside of any job.
     """
     kept = {
         name: value
@@ -246,7 +246,7 @@ def links(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as links name them."""
+    """Return the anchors of a page's headings, as links name them."""
     heads = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
     )
@@ -264,7 +264,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_farandole_is_installed_from_a_clone(page: Path) -> None:
-    """It is on no index yet: there the name may be anybody's."""
+    """The package is not on an index yet: a package of that name there could be anyone's."""
     assert re.findall(r"pip install [^`\n]*\bfarandole\b", page.read_text()) == []
 
 
@@ -316,7 +316,7 @@ def findings_table() -> str:
 
 
 def cells(each: Setting) -> str:
-    """What all tables of settings have."""
+    """Return the cells common to all tables of settings."""
     value = each.shown(each.default)
     default = f"`{value}` {each.unit}".rstrip() if value else ""
     return f"{f'`{each.horovod}`' if each.horovod else ''} | {default} | {each.doc}"

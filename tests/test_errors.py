@@ -1,4 +1,4 @@
-"""The exception tree: what programs catch, and the texts that they match on."""
+"""The exception tree: types that programs catch, and texts that they match."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ MADE: list[BaseException] = [
 
 @pytest.mark.parametrize("error", MADE, ids=lambda error: type(error).__name__)
 def test_they_travel_between_processes(error: BaseException) -> None:
-    """A pool of processes whose function raises what cannot be read back waits for ever."""
+    """A process pool whose function raises an unpicklable exception waits forever."""
     for read in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
 

@@ -1,5 +1,5 @@
-"""The main example learns, on one process and on two, from every kind of data, and resumes; each of
-the others runs on two processes, with tiny settings, and shows what it is there to show.
+"""The main example learns on one process and on two, from every kind of data, and resumes; the
+other examples run on two processes with tiny settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def mnist() -> Path | None:
 
 
 def train(*arguments: str | Path, np: int = 1, script: str = "torch_digits.py") -> str:
-    """What an example prints, without the ranks' prefixes."""
+    """Return the output of an example, without the ranks' prefixes."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
@@ -81,7 +81,7 @@ def test_mnist_from_its_idx_files() -> None:
 
 
 def test_training_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    """Three processes begin, which do not divide the rows; two go on."""
+    """Three processes begin, which do not divide the rows; two continue."""
     arguments = ("--batch-size", "50", "--checkpoint", tmp_path / "part.pt")
     assert "epoch  2/2" in train("--epochs", "2", *arguments, np=3)
     rest = train("--epochs", "3", *arguments, np=2)
@@ -92,7 +92,7 @@ def test_training_resumes_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def load(name: str) -> ModuleType:
-    """An example as a module, which can import those beside it."""
+    """Load an example as a module, which can import its neighbours."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec
     assert spec.loader
@@ -214,7 +214,7 @@ def test_every_example_has_its_test() -> None:
 
 
 def test_mnist_learns() -> None:
-    """It starts its ranks itself."""
+    """The example starts its own ranks."""
     output = train(
         "--epochs", "4", "--fp16-allreduce", "--num-proc", "2", np=1, script="torch_mnist.py"
     )

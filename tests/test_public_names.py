@@ -1,4 +1,4 @@
-"""What users import is a list, and the list is checked."""
+"""The public names of the package are a checked list."""
 
 from __future__ import annotations
 

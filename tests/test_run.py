@@ -1,4 +1,4 @@
-"""``farandole.run`` and ``farandole.Runner``: functions, results, and what cannot be sent."""
+"""``farandole.run`` and ``farandole.Runner``: functions, results, and values that cannot be sent."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ print("ran once")
         assert (done.stdout, done.stderr) == ("ran once\n", "")
 
     def test_a_process_that_multiprocessing_has_spawned(self, tmp_path: Path) -> None:
-        """Its functions belong to a module that it alone has, by another name than that of the
-        script.
-        """
+        """Its functions belong to a module that only it has, under a different name."""
         script = tmp_path / "search.py"
         script.write_text("""
 import farandole, multiprocessing, pickle
@@ -428,7 +426,7 @@ class TestWrongCalls:
 
 
 def allreduce_for_ever(victim: int, how: str) -> None:
-    """All ranks exchange; ``victim`` ends in the middle of it, at a random moment."""
+    """Exchange on all ranks; ``victim`` ends in the middle, at a random moment."""
     import numpy as np
 
     from farandole.base.types import Buffer, DType, Kind, Request
@@ -465,9 +463,7 @@ def test_the_rank_that_failed_is_blamed_and_no_victim(
 
 
 def catches_all(victim: int) -> None:
-    """As command line libraries do it (Hydra): whatever the error is, it is told, and the exit code
-    is 1.
-    """
+    """Catch every error, print it, and exit with code 1, as command line libraries do (Hydra)."""
     import traceback
 
     try:
@@ -486,7 +482,7 @@ def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> No
 
 
 def makes_another_error() -> None:
-    """Of what it caught; the text alone tells where it came from."""
+    """Raise a new error for the caught one; only the text shows its origin."""
     import numpy as np
 
     import farandole.numpy as hvd
@@ -523,7 +519,7 @@ def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) 
 
 @pytest.mark.usefixtures("jobs")
 def test_a_job_below_torchrun_ignores_its_agents_store() -> None:
-    """With this variable, torch.distributed's rank 0 makes no store, and all ranks wait for one."""
+    """With this variable, torch.distributed's rank 0 creates no store, and all ranks wait for one."""
     agent = {
         "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_USE_AGENT_STORE": "True",

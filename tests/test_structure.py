@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
 @cache
 def sources() -> list[Path]:
-    """Every Python file that is kept: the package, its tests, benchmarks and examples."""
+    """Return every Python file of the package, its tests, benchmarks and examples."""
     folders = ("src", "compat", "compat-azureml", "tests", "benchmarks", "examples")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
@@ -72,8 +72,9 @@ def parameters(function: ast.FunctionDef) -> int:
 
 
 def is_public(qualified: str) -> bool:
-    """Whether users call this function: no part of its name is private. A constructor is its
-    class."""
+    """Return whether users call this function: no part of its name is private. A constructor counts
+    as its class.
+    """
     parts = [part for part in qualified.split(".") if part not in ("__init__", "__call__")]
     return not any(part.startswith("_") for part in parts)
 
@@ -157,7 +158,7 @@ MIRRORED = {
 
 
 def test_class_names_are_unique() -> None:
-    """One name, one thing: a class is found by grep."""
+    """One name for one class, so that grep finds it."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path in files():
         module = dotted(path)

@@ -260,7 +260,7 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
 
 
 class ByRow(TorchEstimator):
-    """A row function as horovod.spark has it."""
+    """An estimator whose ``transformation_fn`` gets single rows, as in horovod.spark."""
 
     _by_row = True
 

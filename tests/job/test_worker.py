@@ -52,7 +52,7 @@ def test_identity_of_a_rank_on_uneven_hosts() -> None:
 
 
 def variables_of(np: int, settings: Settings | None = None) -> dict[str, str]:
-    """What rank 0 of ``np`` on this host is given."""
+    """Return the variables of rank 0 of ``np`` on this host."""
     placement = identify(plan(None, np), Placement())
     return environment(
         placement, Connection(store="h:1", secret="5e", launcher="local"), settings or Settings()
@@ -169,7 +169,7 @@ def test_starting_a_command_imports_nothing_heavy() -> None:
 def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(
     hosts: str, elsewhere: bool, told: bool
 ) -> None:
-    """Unless it is the driver's, which has found one."""
+    """Unless the host is the driver's, which has found a port."""
     server = StoreServer("5e" * 32)
     client = StoreClient(server.address, "5e" * 32)
     job = {"elsewhere": elsewhere, "port": 1}

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm of two nodes."""
+"""Runs on a real Slurm cluster of two nodes."""
 
 from __future__ import annotations
 

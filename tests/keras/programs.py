@@ -1,6 +1,4 @@
-"""What the jobs of these tests are made of. Imported by the processes of a job, which have
-Keras.
-"""
+"""Parts of the jobs of these tests, imported by the processes of a job, which have Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/api/keras.md is what the docstrings say."""
+"""docs/api/keras.md equals the docstrings."""
 
 from __future__ import annotations
 

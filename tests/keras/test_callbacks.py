@@ -190,8 +190,8 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("known", "first"), [(3, 0), (3, 3), (0, 3)])
 def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first: int) -> None:
-    """All ways to go on: with as many epochs as are left, with the number of the next one, and with
-    a new state where BackupAndRestore knows that number.
+    """All ways to resume: with the number of remaining epochs, with the number of the next one, and
+    with a new state if BackupAndRestore knows that number.
     """
 
     def count(rank: int) -> int:
@@ -212,7 +212,7 @@ def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first:
 
 @pytest.mark.skipif("tensorflow" not in BACKENDS, reason="TensorFlow is not installed")
 def test_a_custom_loop_broadcasts_an_unbuilt_model() -> None:
-    """After its first step, which makes the weights: also where nobody calls the model itself."""
+    """After its first step, which creates the weights; also if the model itself is never called."""
 
     def train(rank: int) -> object:
         import keras

@@ -63,7 +63,7 @@ def test_votes_by_the_momentum_of_each_rank(backend: str) -> None:
 
 
 def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
-    """A vote is as long a step as that of one pass, and a threshold looks at the sum, as in every
+    """A vote makes a step as long as one pass does, and a threshold applies to the sum, as in every
     framework.
     """
 
@@ -94,9 +94,7 @@ def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
 
 
 def test_residuals_are_without_the_loss_scale(backend: str) -> None:
-    """What came, and what is left, is what was given, though the scale doubles after every second
-    step.
-    """
+    """Results plus residuals equal the inputs, although the scale doubles after every second step."""
 
     def fn(rank: int) -> None:
         import keras
@@ -164,8 +162,8 @@ def test_residuals_stay_with_their_variable(
 
 
 def test_a_codec_replaces_the_momentum_of_sgd(backend: str) -> None:
-    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
-    amounts to: see ``codecs.momentum``.
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of the
+    momentum's sum: see ``codecs.momentum``.
     """
 
     def fn(rank: int) -> None:

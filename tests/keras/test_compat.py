@@ -39,9 +39,7 @@ def test_a_program_for_keras_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("backend", BACKENDS[:1])
 def test_names(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the migration page lists is there, and all that farandole.keras has, under Horovod's
-    names.
-    """
+    """All names of the migration page and of farandole.keras exist under Horovod's names."""
     monkeypatch.setenv("KERAS_BACKEND", backend)
     modules = ["horovod.keras", "horovod._keras"]
     modules += (

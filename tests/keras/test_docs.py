@@ -1,4 +1,4 @@
-"""docs/keras.md: its programs run, and print what it says."""
+"""The programs of docs/keras.md run, and print the documented output."""
 
 from __future__ import annotations
 

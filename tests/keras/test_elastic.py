@@ -1,6 +1,4 @@
-"""The state that a training goes on from holds every optimizer of the model, whoever compiled
-it.
-"""
+"""The saved state of a training holds every optimizer of the model, compiled or not."""
 
 from __future__ import annotations
 
@@ -51,8 +49,8 @@ def _of_keras_2(
 def _goes_back(
     model: Any, optimizers: list[Any], variables: list[Any], state: Any, array: Callable[[Any], Any]
 ) -> Any:
-    """What two steps give: from the beginning, after a restore to before the first, to between
-    them.
+    """Return the results of two steps: from the beginning, and after a restore to before the first
+    and between them.
     """
 
     def step(number: float) -> list[Any]:

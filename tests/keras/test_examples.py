@@ -1,4 +1,4 @@
-"""The Keras examples learn, each on a backend of its own, on two processes."""
+"""The Keras examples learn, each on its own backend, on two processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def train(
     backend: str = "tensorflow",
     fails: bool = False,
 ) -> str:
-    """What an example prints, without the ranks' prefixes."""
+    """Return the output of an example, without the ranks' prefixes."""
     command = [sys.executable, "-W", "ignore", str(EXAMPLES / script), *map(str, arguments)]
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
@@ -38,7 +38,7 @@ def train(
 
 
 def write_idx(folder: Path, part: str, count: int) -> None:
-    """Images of bars whose height is the label."""
+    """Write images of bars whose height is the label."""
     random = np.random.default_rng(count)
     labels = random.integers(0, 10, count).astype(np.uint8)
     images = random.integers(0, 50, (count, 28, 28)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Files that callbacks of all ranks would write: the first of them does."""
+"""Files that callbacks of all ranks would write are written by the first rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds, and files that are whole or not there."""
+"""Seeds, and files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_seeds_and_files(backend: str, tmp_path: Path) -> None:
 def test_custom_objects_may_make_distributed_optimizers(
     backend: str, ending: str, tmp_path: Path
 ) -> None:
-    """Their options count, as in programs for Horovod; functions of other names are what they
-    were.
-    """
+    """Their options count, as in programs for Horovod; functions with other names stay unchanged."""
     file = str(tmp_path / f"model.{ending}")
 
     def check(rank: int) -> Any:

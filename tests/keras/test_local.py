@@ -1,4 +1,4 @@
-"""Variables that are left to each rank."""
+"""Variables local to each rank."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_local_variables_train_equally_on_one_rank_and_many(
 
 
 def test_a_global_norm_of_shared_parameters_keeps_ranks_equal(backend: str) -> None:
-    """Local gradients differ between ranks: in the norm by which shared ones are clipped they would
-    part the ranks.
+    """Local gradients differ between ranks: in the norm that clips shared gradients, they would
+    separate the ranks.
     """
 
     def fn(rank: int) -> None:
@@ -131,7 +131,7 @@ def test_frozen_weights_of_local_layers_are_left_alone(backend: str) -> None:
 def test_variables_without_gradients_and_local_ones(
     backend: str,
 ) -> None:
-    """A layer that the loss does not reach stands before one that is left to each rank."""
+    """A layer that the loss does not reach precedes a layer that is local to each rank."""
 
     def train(rank: int) -> list[list[np.ndarray]]:
         import keras

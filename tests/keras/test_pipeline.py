@@ -1,4 +1,4 @@
-"""Layers of one model on several ranks: training them is training the model on one."""
+"""Training the layers of one model on several ranks equals training the model on one."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def cases() -> dict[str, Any]:
 
 
 def test_two_stages_are_one_process(backend: str) -> None:
-    """Weights, losses and metrics; batches that micro batches do not divide; each rank has its part
-    alone.
+    """Weights, losses and metrics; batches that micro batches do not divide; each rank has only its
+    part.
     """
 
     def train(rank: int) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def test_two_stages_are_one_process(backend: str) -> None:
 
 
 def test_two_by_two_ranks_are_one_process() -> None:
-    """Two pipelines on different halves of each batch; all ranks stop alike, and have the same
-    logs.
+    """Two pipelines on different halves of each batch; all ranks stop at the same step, with the
+    same logs.
     """
 
     def train(rank: int) -> Any:
@@ -431,9 +431,7 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
 
 
 def test_pipelines_continue_after_an_error(backend: str) -> None:
-    """A callback that fails on one rank, and nowhere else; gradients of the batch that was given up
-    are gone.
-    """
+    """A callback fails on one rank only; gradients of the abandoned batch are dropped."""
 
     def train(rank: int) -> Any:
         import keras
@@ -468,8 +466,8 @@ def test_pipelines_continue_after_an_error(backend: str) -> None:
 
 
 def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
-    """Without a loss of ``compile``: the last stage has no gradient by its outputs. And a metric of
-    two numbers.
+    """Without a loss in ``compile``, the last stage has no gradient of its outputs. Also a metric
+    of two numbers.
     """
 
     def train(rank: int) -> Any:

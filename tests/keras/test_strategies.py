@@ -1,4 +1,4 @@
-"""Optimizers whose ranks exchange weights now and then, on every backend: in fit, with several
+"""Optimizers whose ranks exchange weights at intervals, on every backend: in fit, with several
 passes, by hand.
 """
 
@@ -15,7 +15,7 @@ from tests.kits.messages import mentioning
 
 
 def test_local_sgd_is_its_model(backend: str) -> None:
-    """Ranks with data of their own; in one process, models that take turns are the model of it."""
+    """Ranks with different data; in one process, models that take turns are the reference."""
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import keras
@@ -90,7 +90,7 @@ def _alone() -> dict[str, list[np.ndarray]]:
 
 
 def _own_loop(rank: int) -> None:
-    """Who has no ``fit`` tells of epochs, and keeps what the strategy keeps."""
+    """Train without ``fit``: report epochs to the strategy, and save its state."""
     import keras
 
     import farandole.keras as hvd
@@ -141,7 +141,7 @@ def _own_loop(rank: int) -> None:
 
 
 def test_weights_are_averaged_before_the_first_step_too(backend: str) -> None:
-    """Ranks may have weights of their own from files, and want to evaluate them."""
+    """Ranks may have loaded different weights from files, and evaluate them."""
 
     def fn(rank: int) -> None:
         import keras
@@ -218,8 +218,8 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
 
 
 def test_variables_without_gradients_in_some_steps(backend: str) -> None:
-    """They take part in an exchange if a step since the last one had a gradient of them. What is
-    kept of one is its own, and a frozen one has no momentum.
+    """Variables take part in an exchange if a step since the last one had a gradient. Their state
+    is separate, and a frozen variable has no momentum.
     """
 
     def train(rank: int) -> None:
@@ -248,8 +248,8 @@ def test_variables_without_gradients_in_some_steps(backend: str) -> None:
 
 
 def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
-    """From the first weights to the mean is the first step of outer momentum: 8, 8 - 4 - 1, and on
-    by half of that.
+    """The way from the first weights to the mean is the first step of outer momentum: 8, 8 - 4 - 1,
+    then further by half.
     """
 
     def train(rank: int) -> None:
@@ -270,8 +270,8 @@ def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
 
 
 def test_synchronous_parameter_servers_average_gradients(backend: str) -> None:
-    """In fit, whose end gives all ranks the centre; and gossip in the background, of which that
-    gives the mean.
+    """In fit, at whose end all ranks get the centre; and background gossip, at whose end they get
+    the mean.
     """
 
     def train(rank: int) -> list[list[np.ndarray]]:
@@ -319,7 +319,7 @@ def test_synchronous_parameter_servers_average_gradients(backend: str) -> None:
 
 
 def test_restored_best_weights_are_not_pushed(backend: str) -> None:
-    """They are what counts: the mean of all ranks'. And training goes on from there."""
+    """The restored weights, the mean of all ranks', count, and training continues from them."""
 
     def train(rank: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         import keras
@@ -362,7 +362,7 @@ def test_restored_best_weights_are_not_pushed(backend: str) -> None:
 
 
 def test_a_rank_with_fewer_batches_holds_up_no_server(backend: str) -> None:
-    """``fit`` has it wait for the others, which go on without it; the next epoch begins
+    """In ``fit`` the rank waits for the others, which continue without it; all begin the next epoch
     together.
     """
 

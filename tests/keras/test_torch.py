@@ -1,4 +1,4 @@
-"""What gradients are on PyTorch: reduced where they stand, whatever they look like."""
+"""Gradients on PyTorch, with any layout, are reduced in place."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 
 def test_gradients_of_any_look_are_reduced() -> None:
-    """One that is two variables' at once, one of another layout, a negative view, a small type, and
-    a plain one.
+    """A gradient shared by two variables, one of a different layout, a negative view, a small type,
+    and a plain one.
     """
 
     def fn(rank: int) -> list[Any]:
@@ -57,7 +57,7 @@ def test_gradients_of_any_look_are_reduced() -> None:
 
 
 def test_the_gradients_of_a_step_are_everybodys_afterwards() -> None:
-    """As with DDP: norms that a program takes of them then are the same on all ranks."""
+    """As with DDP: norms that a program computes of them are equal on all ranks."""
 
     def fn(rank: int) -> Any:
         import keras
@@ -81,12 +81,14 @@ def test_the_gradients_of_a_step_are_everybodys_afterwards() -> None:
 
 
 def test_loaders_that_are_dealt_out() -> None:
-    """They go on as they were, but for their samples; what would draw other samples is refused."""
+    """Distributed loaders keep everything except their samples; loaders that would draw other
+    samples are refused.
+    """
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from farandole.keras.data import _part
 
     def init(number: int) -> None:
-        """Of a worker."""
+        """Initialise a worker."""
 
     rows = torch.arange(10.0)
     loader = torch.utils.data.DataLoader(

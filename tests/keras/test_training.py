@@ -1,4 +1,4 @@
-"""Training on several ranks is training on one, in every way that Keras has of training."""
+"""Training on several ranks equals training on one, in every mode of Keras."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def in_parts(backend: str, n: int, names: list[str]) -> None:
 
 
 def check(results: list[dict[str, list[np.ndarray]]], count: int, loose: str = "") -> None:
-    """All ranks have the same weights, and they are those that one process computed."""
+    """Check that all ranks have the weights that one process computed."""
     alone = {
         name: weights
         for each in results
@@ -218,8 +218,8 @@ def test_options_of_the_optimizer(backend: str) -> None:
 
 
 def test_sparse_gradients_are_clipped_equally_on_all_ranks() -> None:
-    """A norm of rows counts those of one word apart, so that they must be dense where a rank trains
-    alone, too.
+    """A norm of rows counts rows of one word separately, so gradients must be dense on a lone rank,
+    too.
     """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
@@ -249,7 +249,7 @@ def test_sparse_gradients_are_clipped_equally_on_all_ranks() -> None:
 
 
 def test_gradients_of_an_unfinished_step_stay_local(backend: str) -> None:
-    """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each
+    """An epoch has 4 batches and a step 3: gradients pending at the next ``fit`` belong to the
     rank's own samples.
     """
 
@@ -280,8 +280,8 @@ def test_gradients_of_an_unfinished_step_stay_local(backend: str) -> None:
 
 
 def test_a_file_saved_while_accumulating_has_all_gradients(backend: str) -> None:
-    """An epoch has 4 batches and a step 3: who goes on from the file takes the steps that the job
-    would have taken.
+    """An epoch has 4 batches and a step 3: a program that resumes from the file takes the steps of
+    the undisturbed job.
     """
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
@@ -315,7 +315,7 @@ def test_a_file_saved_while_accumulating_has_all_gradients(backend: str) -> None
 
 
 def test_fit_called_again_continues_as_fit_does(backend: str) -> None:
-    """Where ranks exchange weights, each has the momentum of its own steps."""
+    """If ranks exchange weights, each has the momentum of its own steps."""
 
     def train(rank: int) -> dict[str, list[np.ndarray]]:
         import keras

@@ -1,4 +1,4 @@
-"""docs/api/mxnet.md is what the docstrings say."""
+"""docs/api/mxnet.md equals the docstrings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ranks that train different models with MXNet, or read the same data, are told; others are left in
-peace.
+"""Ranks that train different models with MXNet, or read the same data, are reported; others are
+not.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def test_a_trainer_votes_by_the_momentum_of_each_rank() -> None:
 
 
 def test_residuals_stay_with_their_parameter() -> None:
-    """Gluon numbers names, and ranks may have begun at other numbers: what counts is which of all
-    parameters it is.
+    """Gluon numbers names, and ranks may start at different numbers: the position among all
+    parameters counts.
     """
 
     def fn(rank: int) -> None:
@@ -105,9 +105,7 @@ def test_residuals_stay_with_their_parameter() -> None:
 
 @pytest.mark.parametrize("codec", ["topk:0.4", "onebit", "sign:0.5"])
 def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
-    """No rank updates such a parameter: what were sent of it would be lost, and momentum would
-    fade.
-    """
+    """No rank updates such a parameter: a sent residual would be lost, and momentum would decay."""
 
     def fn(rank: int) -> list[list[float]]:
         import farandole.mxnet as hvd
@@ -134,8 +132,8 @@ def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "nag"])
 def test_a_codec_replaces_the_momentum_of_sgd(name: str) -> None:
-    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
-    amounts to: see ``codecs.momentum``.
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of the
+    momentum's sum: see ``codecs.momentum``.
     """
 
     def fn(rank: int) -> None:

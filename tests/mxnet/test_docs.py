@@ -1,4 +1,4 @@
-"""docs/mxnet.md: its programs run, and print what it says."""
+"""The programs of docs/mxnet.md run, and print the documented output."""
 
 from __future__ import annotations
 

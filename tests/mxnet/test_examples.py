@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 def train(
     *arguments: str | Path, np: int = 1, fails: bool = False, script: str = "mxnet_mnist.py"
 ) -> str:
-    """What an example prints, without the ranks' prefixes."""
+    """Return the output of an example, without the ranks' prefixes."""
     command = [
         sys.executable,
         "-W",

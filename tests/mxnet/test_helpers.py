@@ -1,4 +1,4 @@
-"""Seeds, and files that are whole or not there."""
+"""Seeds, and files that are complete or absent."""
 
 from __future__ import annotations
 

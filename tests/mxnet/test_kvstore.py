@@ -1,4 +1,4 @@
-"""MXNet's store "horovod", and scaled losses: ranks step as one, or hear what to write instead."""
+"""MXNet's store "horovod", and scaled losses: ranks step as one, or get an error with the cure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_store_adds_up_devices_and_ranks() -> None:
 
 
 def test_scaled_losses_with_a_distributed_optimizer() -> None:
-    """Each rank alone would decide whether it skips a step, and the others would wait for its
+    """Each rank would decide alone whether it skips a step, and the others would wait for its
     gradients.
     """
 

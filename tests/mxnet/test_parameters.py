@@ -1,4 +1,4 @@
-"""All ranks begin alike, whether parameters have a shape yet or not."""
+"""All ranks start with equal parameters, with known and unknown shapes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_networks_of_known_and_unknown_shapes(root: int, hybrid: bool) -> None:
 
 
 def test_training_begins_with_the_roots_parameters() -> None:
-    """Horovod's usual order: broadcast, trainer, first batch; parameters come to be in the first
-    forward pass.
+    """Horovod's usual order: broadcast, trainer, first batch; the first forward pass creates
+    parameters.
     """
 
     def fn(rank: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Collectives among MXNet's own operations: who waits for what, forks, errors, endings."""
+"""Collectives among MXNet's own operations: dependencies, forks, errors, endings."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_input_may_be_overwritten_right_after_the_call() -> None:
 
 
 def test_convolution_weights_are_read_in_their_own_layout() -> None:
-    """Outside of record(), oneDNN puts weights into another order while it reads them."""
+    """Outside of record(), oneDNN reorders weights while it reads them."""
 
     def fn(rank: int) -> None:
         import farandole.mxnet as hvd
@@ -415,9 +415,7 @@ def test_the_engine_that_runs_everything_at_once() -> None:
 
 
 def test_forks_while_something_is_pending() -> None:
-    """As the workers of a DataLoader are made: MXNet stops its threads for that, and must not wait
-    for ever.
-    """
+    """Workers of a DataLoader are forked: MXNet then stops its threads, and must not wait forever."""
     said = run("""
 data = mx.gluon.data.ArrayDataset(np.arange(32.0), np.arange(32.0))
 total = 0.0

@@ -32,7 +32,7 @@ UFUNCS: dict[str, Any] = {
 
 
 def values(kind: str, dtype: str, rank: int, seed: int) -> Any:
-    """Small whole numbers of a shape class: sums and products of them are exact in every type."""
+    """Return small integers of a shape class: their sums and products are exact in every type."""
     generator = np.random.default_rng([seed, rank])
     shape = SHAPES.get(kind, () if kind == "numpy scalar" else (6, 4))
     return np.asarray(generator.integers(0, 2 if dtype == "bool" else 3, shape)).astype(dtype)
@@ -60,7 +60,7 @@ def wide(value: Any) -> Any:
 
 
 def reduced(op: str, dtype: str, every: list[Any]) -> Any:
-    """What the ranks' values come to, in numpy."""
+    """Return the reduction of the ranks' values, computed by numpy."""
     every = [wide(value) for value in every]
     if op == "Average":
         total = sum(every) / len(every)
@@ -81,7 +81,7 @@ def assert_same(found: Any, wanted: Any, like: Any) -> None:
 
 
 def cases(dtype: str, rank: int, n: int) -> Iterator[tuple[Callable[[], Any], list[Any]]]:
-    """What makes this rank's array, and everybody's values."""
+    """Yield a function that makes this rank's array, and the values of all ranks."""
     for seed, kind in enumerate(KINDS):
         every = [values(kind, dtype, each, seed) for each in range(n)]
         yield partial(tensor, kind, every[rank]), every
@@ -195,7 +195,7 @@ def test_random_numbers_and_factors(dtype: str, op: str) -> None:
 
 
 def test_bfloat16_travels_as_it_is() -> None:
-    """MXNet 1.9 stores this type, and computes little with it."""
+    """MXNet 1.9 stores this type, but computes little with it."""
 
     def check(rank: int) -> None:
         import farandole.mxnet as hvd

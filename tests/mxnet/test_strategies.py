@@ -25,7 +25,9 @@ mx = pytest.importorskip("mxnet", reason="mxnet is not installed")
 
 
 def test_ranks_that_exchange_weights() -> None:
-    """Local SGD with an outer optimizer is its model; what sees no weights says so."""
+    """Local SGD with an outer optimizer equals its model; an optimizer without access to weights is
+    an error.
+    """
 
     def fn(rank: int) -> Any:
         import farandole.mxnet as hvd

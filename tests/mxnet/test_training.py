@@ -1,5 +1,6 @@
-"""One rank with batch B, and n ranks with B/n: the same weights, to rounding, after each of several
-steps."""
+"""One rank with batch B, and n ranks with B/n: equal weights, up to rounding, after each of several
+steps.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_this_host_has_a_loopback() -> None:
 
 
 def test_a_loopback_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host may have ::1 alone."""
+    """A host may have only ::1."""
 
     def absent(*_: object, **__: object) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
@@ -64,9 +64,7 @@ def test_an_interface_may_have_addresses_of_both_kinds() -> None:
 def test_unusable_or_temporary_ipv6_addresses_are_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Linux has them: those of one cable, for a day (privacy), on their way out, and not yet
-    known to be unique.
-    """
+    """Linux's flags: link-local, temporary (privacy), deprecated, and tentative."""
     kinds = [
         ("01", "00", "80"),
         ("02", "20", "80"),

@@ -1,5 +1,5 @@
-"""Is the other host still there? With what the kernel would say of connections;
-``job/context/test_hosts`` asks it.
+"""Detection of lost hosts from the kernel's data on connections; ``job/context/test_hosts`` uses a
+real kernel.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from tests.kits.transport import until
 def test_one_answered_connection_shows_a_live_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A connection that sends again learns of a link that has come back later than one that is
-    probed.
-    """
+    """A connection that sends learns of a recovered link later than a probed one."""
     said: dict[socket.socket, tuple[bool, float]] = {}
     monkeypatch.setattr(liveness, "silence", lambda sock: said.get(sock, (False, 0.0)))
     secret, store = new_secret(), ThreadStore()

@@ -45,7 +45,7 @@ def stranger(server: StoreServer) -> socket.socket:
 
 
 def trusted(server: StoreServer) -> Session:
-    """Who knows the secret, and does not keep to the protocol."""
+    """Return a session that knows the secret, and breaks the protocol."""
     return authenticate(stranger(server), SECRET, PURPOSE, server=False)
 
 
@@ -225,7 +225,7 @@ class TestNobodyThere:
             StoreClient(server.address, SECRET, timeout=1.0)
 
     def test_a_loopback_that_is_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As ``unshare --net`` leaves it: no firewall is to blame."""
+        """As after ``unshare --net``: no firewall is to blame."""
 
         def down(*_: object) -> None:
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
@@ -287,7 +287,7 @@ class TestNobodyThere:
         assert wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
 
     def test_closing_waits_for_who_is_about_to_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A rank that left just before had a thread and a socket in the driver still."""
+        """A rank that has just left may still have a thread and a socket in the driver."""
         ending: list[threading.Thread] = []
         ended, awaited, close = threading.Event(), threading.Event(), socket.socket.close
 
@@ -314,7 +314,7 @@ class TestNobodyThere:
 
 
 class TestStrangers:
-    """Refused, logged once, the job unharmed."""
+    """Strangers are refused and logged once, and the job is unharmed."""
 
     def check(self, server: StoreServer, client: StoreClient) -> None:
         client.set("alive", b"1")
@@ -407,7 +407,7 @@ class TestStrangers:
 
 
 class TestMembers:
-    """Even one that knows the secret can harm only its own connection."""
+    """A member that knows the secret can harm only its own connection."""
 
     def check(self, server: StoreServer, client: StoreClient) -> None:
         client.set("alive", b"1")
@@ -474,7 +474,7 @@ class TestMembers:
     def test_an_announced_length_allocates_no_memory(
         self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Neither a value that no rank has to set, nor one of which nothing comes."""
+        """Neither for a value that no rank may set, nor for one that never arrives."""
         before, length = _virtual(), 8 << 30
         for key in (b"outcome/0", b"result/0"):
             session = trusted(server)
@@ -490,7 +490,7 @@ class TestMembers:
     def test_the_connection_of_who_stays_ends_when_its_host_is_lost(
         self, server: StoreServer
     ) -> None:
-        """Also while the answer is under way: then the kernel does not probe."""
+        """Also while an answer is in transit, when the kernel does not probe."""
         client = StoreClient(server.address, SECRET)
         client.announce("agent/0")
         limits = {
@@ -511,7 +511,7 @@ class TestMembers:
 
 
 class _Long(bytes):
-    """Says that it is longer than it is."""
+    """Bytes with a false length."""
 
     def __new__(cls, length: int) -> _Long:
         made = super().__new__(cls, b"")
@@ -523,7 +523,7 @@ class _Long(bytes):
 
 
 def _virtual() -> int:
-    """Bytes of address space that this process has."""
+    """Return the bytes of this process's address space."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * 4096
 
@@ -531,9 +531,7 @@ def _virtual() -> int:
 def test_a_port_for_later_is_none_that_the_kernel_gives_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.distributed listens on it when it has been imported; sockets of the job took it
-    meanwhile, now and then.
-    """
+    """torch.distributed listens on it later; sockets of the job must not take it meanwhile."""
     (tmp_path / "given").write_text("25000\t60999\n")
     monkeypatch.setattr(ports, "_GIVEN", str(tmp_path / "given"))
     monkeypatch.setattr(ports, "_PREFERRED", range(24_990, 25_010))

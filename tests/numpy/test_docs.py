@@ -1,4 +1,4 @@
-"""docs/numpy.md: its program runs, and prints what it says."""
+"""The program of docs/numpy.md runs, and prints the documented output."""
 
 from __future__ import annotations
 

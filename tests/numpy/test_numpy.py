@@ -1,5 +1,5 @@
-"""The collectives on plain arrays: every operation, type and layout against numpy; what
-cannot be.
+"""The collectives on plain arrays: every operation, type and layout against numpy; invalid
+arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOLERANCE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-12}
 
 
 def array(layout: str, dtype: str, rank: int) -> Any:
-    """An array of a layout, with small whole numbers: sums and products of them are exact in every
+    """Return an array of a layout with small integers, whose sums and products are exact in every
     type.
     """
     generator = np.random.default_rng([LAYOUTS.index(layout), rank])

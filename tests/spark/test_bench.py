@@ -1,4 +1,4 @@
-"""``farandole bench start --launcher spark`` times ours, TorchDistributor and a bare stage."""
+"""``farandole bench start --launcher spark`` times Farandole, TorchDistributor and a bare stage."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ for package in ("torch", "pandas", "pyarrow"):
 
 
 def test_all_contenders_take_part(tmp_path: Path) -> None:
-    """In a process of its own: one that is ended too late would leave this one's JVM in the middle
-    of a call.
-    """
+    """In a separate process: a contender that ends late would interrupt this one's JVM in a call."""
     command = [
         sys.executable,
         "-m",

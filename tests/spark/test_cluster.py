@@ -1,6 +1,4 @@
-"""HorovodRunner and run on two executors: results, output, messages, what Spark's UI shows, how
-long it takes.
-"""
+"""HorovodRunner and run on two executors: results, output, messages, Spark's UI, duration."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def torch_model(steps: int, lr: float) -> list[float]:
-    """A program as its users write it: one process with the batch, or several with parts of it."""
+    """A user's program: one process with the batch, or several with parts of it."""
     import torch
 
     import farandole.torch as hvd
@@ -57,7 +55,7 @@ def torch_model(steps: int, lr: float) -> list[float]:
 
 
 def keras_model(backend: str) -> tuple[list[Any], list[Any]]:
-    """The weights after training on all ranks, and after training alone."""
+    """Return the weights after training on all ranks, and after training alone."""
     os.environ["KERAS_BACKEND"] = backend
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras
@@ -100,7 +98,7 @@ class TestResults:
         assert spark == driver
 
     def test_keras(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """On JAX, which is loaded fastest; the notebook trains on PyTorch, tests of Keras on all
+        """On JAX, which loads fastest; the notebook trains on PyTorch, tests of Keras on all
         backends.
         """
         together, alone = HorovodRunner(np=2).run(keras_model, backend="jax")
@@ -200,7 +198,7 @@ class TestOutput:
             (Path(folder) / rank).touch()
 
         class Slow(io.StringIO):
-            """Takes nothing before both ranks have printed all they have."""
+            """A stream that reads nothing before both ranks have printed everything."""
 
             unhindered: bool | None = None
 

@@ -1,6 +1,4 @@
-"""Whatever goes wrong on the cluster: one clear error in time, nothing left anywhere, and the next
-job runs.
-"""
+"""For any failure on the cluster: one clear error in time, no leftovers, and a working next job."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def run(main: Callable[..., Any], **kwargs: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def usable(cluster: Any, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test the session runs a job as if nothing had been."""
+    """Check after each test that the session runs a job."""
     jobs = {"test_random_kills": KILLS, "test_its_executor_is_killed": 4}.get(request.node.name, 1)
     with tools.Clean(cluster, 2 * tools.LIMIT * jobs):  # with the start of the job
         yield
@@ -50,7 +48,7 @@ def parent_of(pid: int) -> int:
 
 
 def wait_for_the_others(folder: str) -> None:
-    """A rank that trains: it says who it is, and exchanges for minutes."""
+    """Train as a rank: report the process, then exchange for minutes."""
     import numpy
 
     from farandole.core.api.objects import allgather_object
@@ -212,8 +210,8 @@ class TestOfTheCluster:
 
 class TestOfAFit:
     def test_its_executor_is_killed(self, cluster: Any, tmp_path: Path) -> None:
-        """One error, checkpoints, and no data are left; ``run_id`` goes on after the last of
-        them.
+        """One error and checkpoints are left, no data; ``run_id`` continues after the last
+        checkpoint.
         """
         pytest.importorskip("torch")
         from farandole.data import Store
@@ -224,7 +222,7 @@ class TestOfAFit:
         began, store = tmp_path / "began", Store.create(str(tmp_path / "store"))
 
         class Killing(Callback):
-            """Of the executor of rank 1, when it begins the third epoch for the first time."""
+            """A callback that kills the executor of rank 1 when it first begins the third epoch."""
 
             def on_epoch_begin(self, epoch: int) -> None:
                 import psutil
@@ -263,7 +261,7 @@ class TestOfAFit:
 
 
 def names(folder: Path) -> list[str]:
-    """Of all files below."""
+    """Return the names of all files below a folder."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,5 +1,5 @@
-"""Tasks in the driver's own JVM, ``local[2]``: the whole way without a cluster, and a session that
-is stopped.
+"""Tasks in the driver's own JVM, ``local[2]``: the whole road without a cluster, and a stopped
+session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def spark() -> Iterator[Any]:
 
 
 def exchanged(scale: float) -> tuple[int, int, float]:
-    """The sum of what the ranks give, without a framework."""
+    """Return the sum of the ranks' values, without a framework."""
     import numpy as np
 
     from farandole.core.api.objects import allgather_object
@@ -152,7 +152,7 @@ def test_an_interrupt_before_the_tasks_have_started(spark: Any, tmp_path: Path) 
 
 
 def rows_of(data: Any, batch_size: int) -> list[int]:
-    """What a rank reads: the rows' numbers."""
+    """Return the numbers of the rows that a rank reads."""
     found = []
     for x, y in data.numpy(batch_size, seed=3):
         assert x["vector"].tolist() == [[0, row, 0] if row % 2 else [row, 1, 2] for row in y]
@@ -162,7 +162,7 @@ def rows_of(data: Any, batch_size: int) -> list[int]:
 
 
 def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
-    """By the same plan and names, over files that have not changed; by two threads at once, too."""
+    """For the same plan and names, over unchanged files; also by two threads at the same time."""
 
     def written(*columns: str) -> Any:
         return from_spark(spark.read.parquet(str(folder)).selectExpr(*columns))
@@ -187,7 +187,7 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
 
 
 def check_that_no_others_are_found(spark: Any, folder: Path) -> None:
-    """Plans that are equal, and whose rows are not: what a subquery reads, a function, the time."""
+    """Equal plans with different rows: a subquery, a function, the time."""
     from pyspark.sql import functions as F
 
     other = folder.parent / "least.txt"
@@ -219,7 +219,7 @@ def check_that_no_others_are_found(spark: Any, folder: Path) -> None:
 
 
 def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
-    """Written once, opened where ranks read it, gone afterwards, whatever happens."""
+    """Written once, opened where ranks read it, and removed afterwards in every case."""
     from pyspark.ml.linalg import Vectors
 
     rows = [
@@ -305,9 +305,7 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_dataframe_of_files_of_a_delta_table(spark: Any, tmp_path: Path) -> None:
-    """Read as they lie in its folder, or in one above it: some are of rows that have been
-    deleted.
-    """
+    """Read as plain files in its folder, or in a parent: some have deleted rows."""
     table = tmp_path / "all of them" / "table"
     spark.range(3).selectExpr("id", "1 as day").write.partitionBy("day").parquet(f"file://{table}")
     above = spark.read.option("recursiveFileLookup", "true")

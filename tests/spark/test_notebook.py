@@ -33,7 +33,7 @@ class Kernel:
         self.messages: list[Any] = []
 
     def run(self, source: str) -> str:
-        """What the cell printed; its error is in ``messages``."""
+        """Run a cell and return its output; its error is in ``messages``."""
         self.messages = []
         self.client.execute_interactive(source, timeout=500, output_hook=self.messages.append)
         return "".join(each["content"]["text"] for each in self.of("stream"))
@@ -64,7 +64,7 @@ def fresh() -> Iterator[Kernel]:
 
 @pytest.fixture(scope="module")
 def kernel(fresh: Kernel) -> Kernel:
-    """With a session, and what the cells import."""
+    """A kernel with a session and the imports of the cells."""
     fresh.run(
         "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\nimport time\nfrom pathlib"
         " import Path\nfrom pyspark.sql import SparkSession\nfrom sparkdl import"

@@ -1,4 +1,4 @@
-"""What of Spark's own a function may take along, and what it is told instead: on ``local[2]``."""
+"""Spark's objects in a function: the accepted ones, and the errors for others; on ``local[2]``."""
 
 from __future__ import annotations
 

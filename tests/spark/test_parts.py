@@ -1,5 +1,5 @@
-"""What needs no cluster: GPUs, the archive for the executors, what Spark's exceptions say, the
-weight of a pickle.
+"""Parts without a cluster: GPUs, the archive for the executors, Spark's exceptions, the weight of a
+pickle.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TestGpus:
 class TestBundle:
     @pytest.fixture
     def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A place where Python packages are, and Spark's own folder of a host."""
+        """A folder of Python packages, and Spark's own folder of a host."""
         monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'spark'},/other")
         (tmp_path / "packages").mkdir()
         monkeypatch.setattr(sys, "path", [str(tmp_path / "packages"), *sys.path])
@@ -197,7 +197,7 @@ class Conf:
 
 
 class Context:
-    """As much of a SparkContext as is asked before a job starts."""
+    """The parts of a SparkContext that are used before a job starts."""
 
     def __init__(self, master: str, slots: list[int], executors: int, **conf: str) -> None:
         self.master, self.conf = master, Conf(**conf)

@@ -1,4 +1,4 @@
-"""How gradients are dealt to buckets."""
+"""Assignment of gradients to buckets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_gradient_is_in_one_bucket_of_its_type(
 
 @given(counts=st.lists(st.integers(0, 100), min_size=1), dtype=st.sampled_from(list(DType)))
 def test_gradients_of_a_bucket_stand_apart_and_aligned(counts: list[int], dtype: DType) -> None:
-    """As they are in memory of their own: copying is slower otherwise."""
+    """As in separate memory: unaligned copies are slower."""
     gradients: Any = [Fake(count, dtype) for count in counts]
     nbytes = ContiguousBucket.nbytes(gradients)
     memory = np.ones(nbytes + ALIGNMENT, np.uint8)

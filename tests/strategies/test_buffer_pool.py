@@ -1,4 +1,4 @@
-"""Memory that is lent until nobody holds it."""
+"""Memory that is lent until it is released."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What every mode does when a rank is killed, or has another strategy, codec or model than the
-others.
-"""
+"""Every mode when a rank is killed, or has a different strategy, codec or model."""
 
 from __future__ import annotations
 
@@ -57,7 +55,9 @@ def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
 
 
 def test_a_rank_without_requests_learns_of_a_killed_rank() -> None:
-    """Of two ranks the lower one asks, so the highest one never does; no launcher ends this job."""
+    """The lower of two ranks makes the requests, so the highest never does; no launcher ends this
+    job.
+    """
 
     def fn(rank: int) -> str:
         step, _ = stepping("gossip_async:complete")

@@ -1,5 +1,5 @@
-"""Arrays in flat buffers: what went in comes out, each begins where TensorFlow wants it, and the
-rest is zero.
+"""Arrays in flat buffers: unpacked unchanged, aligned as TensorFlow requires, with zeros between
+them.
 """
 
 from __future__ import annotations

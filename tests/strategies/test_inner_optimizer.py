@@ -1,4 +1,4 @@
-"""What codecs and strategies learn of the optimizer inside, and which do not go with it."""
+"""The properties of the inner optimizer for codecs and strategies, and refused combinations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_optimizers_that_go_with_it(inner: InnerOptimizer, spec: str, strategy: 
 
 
 class Followed:
-    """A codec that notes what it is told."""
+    """A codec that records its notifications."""
 
     spec = "followed"
 

@@ -1,4 +1,4 @@
-"""A list of arrays, reduced at once."""
+"""A list of arrays, reduced together."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_with_a_codec_each_array_has_its_residual(
 
 
 def test_a_residual_belongs_to_a_name() -> None:
-    """Lists of frozen layers are shorter; their names may be those of others."""
+    """Lists of frozen layers are shorter; their names may be reused."""
 
     def fn(rank: int) -> None:
         reducer = GradientListReducer("test", SUM._replace(codec="threshold:100"))

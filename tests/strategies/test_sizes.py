@@ -1,4 +1,4 @@
-"""Buckets of another size while training goes on: what autotune asks for."""
+"""Buckets change their size during training, as autotune requests."""
 
 from __future__ import annotations
 

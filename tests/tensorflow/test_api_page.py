@@ -1,4 +1,4 @@
-"""docs/api/tensorflow.md is what the docstrings say."""
+"""docs/api/tensorflow.md equals the docstrings."""
 
 from __future__ import annotations
 

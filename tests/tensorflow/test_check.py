@@ -1,5 +1,5 @@
-"""Ranks that train different models with TensorFlow, or read the same data, are told; others are
-left in peace.
+"""Ranks that train different models with TensorFlow, or read the same data, are reported; others
+are not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_tapes(function: bool) -> None:
         train(rank, alike(rank, "c"), 2, function=function, own_data=False)
 
     def broadcast_after_the_first_step(rank: int) -> None:
-        """As Horovod's examples do, for optimizers make their variables in it."""
+        """As in Horovod's examples, because the first step creates the optimizer's variables."""
         variables = fresh(rank, "d")
         train(
             rank,
@@ -106,8 +106,8 @@ def test_tapes(function: bool) -> None:
 
 
 def test_variables_keep_still_while_they_are_compared() -> None:
-    """Rows of a table are exchanged for themselves: they must not change it while the dense ones
-    are still under way, and neither may weights decay then.
+    """Rows of a table are exchanged separately: they must not change the table while dense
+    gradients are in transit, and weights must not decay then.
     """
 
     def program(rank: int) -> None:
@@ -145,7 +145,7 @@ def test_variables_keep_still_while_they_are_compared() -> None:
 
 
 def before(operation: Any) -> set[Any]:
-    """The operations that it waits for."""
+    """Return the operations that an operation waits for."""
     found, left = set(), [operation]
     while left:
         for one in (*left[-1].control_inputs, *(tensor.op for tensor in left.pop().inputs)):

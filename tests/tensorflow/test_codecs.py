@@ -58,8 +58,8 @@ def test_votes_and_residuals_from_tape_to_tape() -> None:
 
 
 def test_a_codec_replaces_the_momentum_of_old_optimizers() -> None:
-    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
-    amounts to: see ``codecs.momentum``.
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of the
+    momentum's sum: see ``codecs.momentum``.
     """
 
     def fn(rank: int) -> None:

@@ -18,7 +18,7 @@ DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "fl
 
 
 def run(mode: str, build: Any, *inputs: Any) -> Any:
-    """What ``build(*inputs)`` gives: numpy arrays, in its structure."""
+    """Return the result of ``build(*inputs)`` as numpy arrays, in its structure."""
     tensors = [tf.convert_to_tensor(each) for each in inputs]
     if mode == "eager":
         return tf.nest.map_structure(np.asarray, build(*tensors))
@@ -140,7 +140,7 @@ def test_shapes(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_factors_of_float64_are_float64(mode: str) -> None:
-    """TensorFlow makes a float32 of a Python float that it casts: 0.1 was 0.10000000149."""
+    """TensorFlow casts a Python float to float32 first: 0.1 would be 0.10000000149."""
 
     def body(rank: int) -> None:
         def several(x: Any) -> Any:

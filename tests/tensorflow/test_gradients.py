@@ -20,7 +20,7 @@ MODES = ["eager", "function", "session"]
 
 
 def gradients(mode: str, builds: list[Any], values: list[Any]) -> list[Any]:
-    """Of the sum of each ``build(x)``, as lists of numbers."""
+    """Return the gradients of the sum of each ``build(x)``, as lists of numbers."""
 
     def of(build: Any, x: Any) -> Any:
         with tf.GradientTape() as tape:

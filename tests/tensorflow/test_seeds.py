@@ -1,4 +1,4 @@
-"""Seeds: alike on all ranks, and one of each rank's own."""
+"""Seeds: equal on all ranks, and a separate generator for each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginning alike, objects, hooks, elastic states."""
+"""Equal first weights, objects, hooks, elastic states."""
 
 from __future__ import annotations
 

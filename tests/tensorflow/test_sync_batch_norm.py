@@ -1,4 +1,4 @@
-"""SyncBatchNormalization on two ranks is Keras's layer on the batches of both."""
+"""SyncBatchNormalization on two ranks equals Keras's layer on the batches of both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Training on two ranks is training on one: tapes, functions, sessions; dense gradients and those
-of embeddings.
+"""Training on two ranks equals training on one: tapes, functions, sessions; dense gradients and
+embeddings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 
 def data(rank: int, size: int) -> list[tuple[Any, Any]]:
-    """Each step's batch, or a rank's part of it."""
+    """Return each step's batch, or a rank's part of it."""
     random = np.random.default_rng(1)
     words = random.integers(0, WORDS, (STEPS, BATCH, 3))
     targets = random.normal(size=(STEPS, BATCH, 2)).astype(np.float32)
@@ -29,7 +29,7 @@ def data(rank: int, size: int) -> list[tuple[Any, Any]]:
 
 
 def fresh(rank: int) -> list[Any]:
-    """An embedding, weights and biases: other ones on each rank."""
+    """Return an embedding, weights and biases that differ between ranks."""
     random = np.random.default_rng(5 + rank)
     shapes = [(WORDS, 4), (4, 2), (2,)]
     return [
@@ -57,14 +57,12 @@ V1: dict[str, Callable[[], Any]] = {
 
 
 def as_dense(gradients: Any) -> list[Any]:
-    """Optimizers with momentum leave rows alone that a sparse gradient does not have, so that
-    matters.
-    """
+    """Convert to dense: optimizers with momentum skip the rows that a sparse gradient lacks."""
     return [tf.convert_to_tensor(each) for each in gradients]
 
 
 def tape_steps(rank: int, size: int, name: str, function: bool, **options: Any) -> list[list[Any]]:
-    """The weights after each step, trained with a tape; alone if ``size`` is 1."""
+    """Return the weights after each step, trained with a tape; alone if ``size`` is 1."""
     variables, optimizer = fresh(rank), KERAS[name]()
 
     def step(words: Any, targets: Any) -> Any:
@@ -90,7 +88,7 @@ def tape_steps(rank: int, size: int, name: str, function: bool, **options: Any) 
 
 
 def session_steps(rank: int, size: int, name: str, **options: Any) -> list[list[Any]]:
-    """The same with an optimizer of TensorFlow 1, in a session."""
+    """Like ``tape_steps``, with an optimizer of TensorFlow 1 in a session."""
     with tf.Graph().as_default():
         variables, optimizer = fresh(rank), V1[name]()
         if size > 1:
@@ -292,7 +290,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_an_aggregation_helper_leaves_local_variables_alone(passes: int) -> None:
-    """Programs may use Horovod's helper by itself, with a reduction of their own."""
+    """Programs may use Horovod's helper directly, with a custom reduction."""
 
     def body(rank: int) -> tuple[list[float], list[float]]:
         kind = hvd.LocalGradientAggregationHelper
@@ -339,8 +337,8 @@ def test_the_eager_helper_takes_its_process_set_fifth() -> None:
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_every_pass_counts_in_the_global_step(op: int) -> None:
-    """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen
-    so.
+    """Hooks end training and decay learning rates by it; programs for Horovod chose their numbers
+    accordingly.
     """
 
     def body(rank: int) -> Any:

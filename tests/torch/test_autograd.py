@@ -1,4 +1,4 @@
-"""Gradients through collectives, against one process that has all ranks' tensors."""
+"""Gradients through collectives, against one process with the tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def tensors(n: int, shape: tuple[int, ...] = (6, 2), dtype: Any = torch.float64)
 
 
 def weight(rank: int, like: Any) -> Any:
-    """What a rank's loss makes of an output: something that depends on the place and the rank."""
+    """Return the weights of an output in a rank's loss, which depend on the position and the rank."""
     return (torch.arange(like.numel(), dtype=like.dtype).reshape(like.shape) + 1) * (rank + 1) / 10
 
 
 def gradients(
     n: int, fn: Callable[[Any, Any, int], Any], inputs: Callable[[int], list[Any]]
 ) -> list[list[Any]]:
-    """Per rank: the gradients of its inputs, through ``fn(hvd, inputs, rank)``, which gives
+    """Return the gradients of each rank's inputs through ``fn(hvd, inputs, rank)``, which returns
     outputs.
     """
 
@@ -85,8 +85,8 @@ def test_allreduce(op: str, factors: tuple[float, float], n: int) -> None:
 
 
 def test_horovods_conventions() -> None:
-    """Gradients of allgather and broadcast are averaged; those of reducescatter are not divided by
-    anything.
+    """Gradients of allgather and broadcast are averaged; gradients of reducescatter are not
+    divided.
     """
     n = 3
 
@@ -173,7 +173,7 @@ def test_compression_sets_and_second_derivatives() -> None:
 
 
 def test_overwriting_saved_tensors_is_an_error() -> None:
-    """As with in-place operations of torch's own. What it has not saved may be."""
+    """As with torch's in-place operations. Tensors that are not saved may be overwritten."""
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -252,7 +252,7 @@ def test_gather_and_its_gradient() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"sparse_as_dense": True}])
 def test_reduced_gradients_can_be_differentiated_again(options: dict[str, Any]) -> None:
-    """AdaHessian and its relatives: the curvature comes from the graph of ``.grad``."""
+    """AdaHessian and similar optimizers need the graph of ``.grad``."""
 
     def trained(rows: slice, wrap: Callable[[Any], Any], mean: Callable[[Any], Any]) -> list[Any]:
         torch.manual_seed(3)

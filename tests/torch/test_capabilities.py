@@ -1,4 +1,4 @@
-"""What Horovod answers from how it was compiled."""
+"""Horovod's functions about its compilation."""
 
 from __future__ import annotations
 

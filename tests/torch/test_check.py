@@ -1,5 +1,5 @@
-"""Mistakes that give wrong models, or do the work of one rank several times, without an error: all
-ranks are told.
+"""Mistakes that silently train wrong models, or repeat the work of one rank, are reported on all
+ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def train(
     same_data: bool = False,
     **options: Any,
 ) -> Any:
-    """``before(step, model)`` may change things before a step; what it gives, if not None, is
+    """``before(step, model)`` may change the model before a step; its result, if not None, decides
     whether to step.
     """
     import farandole.torch as hvd
@@ -112,8 +112,8 @@ def same_nan(rank: int) -> None:
 
 
 def another_model(rank: int) -> None:
-    """Steps of an optimizer whose model is not the one that is trained; and of one that has a
-    gradient now and then.
+    """Step an optimizer of a different model than the trained one; and one that only sometimes has
+    a gradient.
     """
     import farandole.torch as hvd
 
@@ -130,7 +130,7 @@ def another_model(rank: int) -> None:
 
 
 class Dropping(torch.optim.SGD):
-    """Has no gradient left after a step."""
+    """A model without gradients after a step."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -150,7 +150,7 @@ def gradients_that_steps_drop(rank: int) -> None:
 
 
 class TwoSteps(torch.optim.Optimizer):
-    """As SAM: the program calls its two steps, and never ``step``."""
+    """Like SAM: the program calls its two steps, and never ``step``."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -183,13 +183,13 @@ def steps_past_adasum(rank: int) -> None:
 
 
 def steps_past_gradients(rank: int) -> None:
-    """Those are exchanged nevertheless."""
+    """Step without gradients, which are exchanged nevertheless."""
     steps_past(rank)
 
 
 def steps_within(rank: int) -> None:
-    """``step`` calls that of another optimizer; and one for half of a model's parameters steps
-    beside it.
+    """``step`` calls that of a second optimizer; and an optimizer of half of the parameters steps
+    next to it.
     """
     import farandole.torch as hvd
 
@@ -276,7 +276,7 @@ def test_a_finding_has_the_names_of_the_model_and_the_line() -> None:
 
 
 def test_ranks_of_two_hosts_that_deal_by_local_rank() -> None:
-    """Ranks 0 and 2 read one part, rank 1 another."""
+    """Ranks 0 and 2 read one part, rank 1 the other."""
 
     def local(rank: int) -> None:
         train(rank % 2, broadcast(model_of(rank)), 5)
@@ -372,9 +372,7 @@ def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
 
 
 def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
-    """Where a rank has frozen a parameter, weights stay alike: by gradients that others make
-    smaller.
-    """
+    """If one rank has frozen a parameter, weights stay equal, with smaller gradients of the others."""
 
     def frozen(rank: int) -> None:
         model = broadcast(model_of(0))
@@ -401,9 +399,7 @@ def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
 
 
 def test_differences_that_ranks_may_have_are_not_reported() -> None:
-    """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less
-    data.
-    """
+    """Batch statistics, frozen parameters, separate sets of ranks, ranks with less data."""
 
     def frozen(rank: int) -> None:
         model = model_of(0)
@@ -443,7 +439,9 @@ def test_differences_that_ranks_may_have_are_not_reported() -> None:
             hvd.broadcast_parameters(model.state_dict(), root_rank=last)
 
     def left_alone(rank: int) -> None:
-        """The one rank that has data left has the same gradients as all that look with it."""
+        """The only rank with remaining data has the same gradients as all ranks that are compared
+        with it.
+        """
         import farandole.torch as hvd
 
         train(rank, broadcast(model_of(rank)), 2 if rank else 20)
@@ -484,7 +482,7 @@ def test_checks_that_are_off_report_nothing() -> None:
     ],
 )
 def test_no_false_alarm(kind: str) -> None:
-    """What is done alike on all ranks leaves the same bits."""
+    """Equal actions on all ranks leave equal bits."""
 
     def program(rank: int) -> None:
         import farandole.torch as hvd

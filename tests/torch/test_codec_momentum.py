@@ -1,5 +1,5 @@
-"""Codecs and strategies with PyTorch's optimizers: those with momentum, and those that do not go
-together.
+"""Codecs and strategies with PyTorch's optimizers: optimizers with momentum, and refused
+combinations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_codec_replaces_the_momentum_of_sgd(nesterov: bool) -> None:
-    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of what the momentum
-    amounts to: see ``codecs.momentum``.
+    """With equal gradients of 1 and -1, which onebit sends exactly, steps grow to half of the
+    momentum's sum: see ``codecs.momentum``.
     """
 
     def fn(rank: int) -> None:
@@ -99,9 +99,8 @@ def test_weights_that_grow_by_the_outer_step_are_named() -> None:
 
 @pytest.mark.slow
 def test_scripts_with_momentum_learn_with_each_codec() -> None:
-    """Digits, as a script for one process has it: SGD 0.1 with momentum 0.9.
-
-    Accuracy with one seed varies by half a point, so two points are allowed.
+    """Digits, as in a script for one process: SGD 0.1 with momentum 0.9. Accuracy with one seed
+    varies by half a point, so two points are allowed.
     """
     datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
     images, digits = datasets.load_digits(return_X_y=True)

@@ -143,8 +143,8 @@ def test_resumed_runs_with_later_parameters_are_the_same(spec: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "ps"])
 def test_loading_a_state_without_residuals_drops_them(strategy: str) -> None:
-    """A run that has diverged goes back: what it had not sent was added to the first gradients
-    after that. A codec of the program's stays as it is.
+    """A diverged run is restored: old residuals must not be added to the first new gradients. A
+    codec of the program stays unchanged.
     """
 
     def fn(rank: int) -> None:
@@ -183,8 +183,8 @@ def test_loading_a_state_without_residuals_drops_them(strategy: str) -> None:
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "net:topk:0.1", "onebit", "powersgd:1"])
 def test_residuals_wait_while_no_rank_uses_a_parameter(spec: str) -> None:
-    """Of a head that only some tasks have: what steps of others sent of it came to no gradient, and
-    was lost.
+    """A head that only some tasks use: a residual sent in steps of other tasks would meet no
+    gradient, and be lost.
     """
 
     def fn(rank: int) -> Any:
@@ -218,8 +218,8 @@ def test_residuals_wait_while_no_rank_uses_a_parameter(spec: str) -> None:
 
 
 def test_momentum_of_an_unused_parameter_stays() -> None:
-    """A head of another task: it was halved in each step of the others, so the next gradient
-    outweighed it. Where one rank uses it, the others' gradients are zeros.
+    """A head of a different task: its momentum must not decay in steps of other tasks. If one rank
+    uses it, the gradients of the others are zeros.
     """
 
     def fn(rank: int) -> None:
@@ -272,7 +272,7 @@ def test_momentum_follows_the_scale_of_a_grad_scaler() -> None:
 
 @pytest.mark.parametrize("strategy", ["allreduce", "bmuf:1,lr=0.02"])
 def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -> None:
-    """Their parameters may have the same names: what was not sent of one went to the other."""
+    """Their parameters may have equal names, so the residual of one would go to the other."""
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -315,9 +315,7 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
     ],
 )
 def test_optimizers_may_share_a_codec_of_other_names(strategy: str, spec: str) -> None:
-    """Their tensors have different names; or nothing is kept from one exchange to the next, as with
-    ``easgd``.
-    """
+    """Their tensors have different names; or nothing is kept between exchanges, as with ``easgd``."""
 
     def fn(rank: int) -> list[Any]:
         import farandole.torch as hvd
@@ -380,9 +378,9 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
     "spec", ["topk:0.1", "onebit", "powersgd:1", "randomk:0.1", "threshold:0.1"]
 )
 def test_residuals_follow_the_scale_of_a_grad_scaler(spec: str) -> None:
-    """What was given is what came and what is kept, in true units, also where the scale changes, a
-    step is skipped for an infinite gradient (which loses what came with it), and a run is resumed.
-    Nothing infinite stays.
+    """Results plus residuals equal the inputs in true units, also if the scale changes, if a step
+    is skipped for an infinite gradient (with the loss of that step), and if a run is resumed. No
+    infinity is kept.
     """
 
     def fn(rank: int) -> None:
@@ -435,7 +433,7 @@ def test_residuals_follow_the_scale_of_a_grad_scaler(spec: str) -> None:
 
 
 def unsent(state: Any, parameter: Any) -> Any:
-    """What a codec has not sent of ``p``."""
+    """Return the residual of ``p``."""
     left = torch.from_numpy(state["residual/p"].copy())
     if "owed/p" in state:
         begin = int(state["at/p"][0])
@@ -447,9 +445,7 @@ def unsent(state: Any, parameter: Any) -> Any:
     ("spec", "op"), [("fp16", "Average"), ("fp16", "Sum"), ("sign", "Average")]
 )
 def test_late_gradients_are_encoded_once(spec: str, op: str) -> None:
-    """The first gradient of a parameter that was frozen, that was added, or that a second loss
-    brings.
-    """
+    """The first gradient of a parameter that was frozen or added, or that only a second loss uses."""
 
     def fn(rank: int) -> None:
         import farandole.torch as hvd

@@ -81,7 +81,7 @@ def test_a_conjugate_gradient_is_exchanged() -> None:
 
 
 def test_adasum_combines_the_steps_of_all_ranks() -> None:
-    """As vectors of real and imaginary parts, which is how far two steps agree."""
+    """As vectors of real and imaginary parts, whose angle decides."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd

@@ -46,7 +46,7 @@ pytestmark = with_gpu
     ],
 )
 def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
-    """The results of the GPU are those of the CPU, and stay on the GPU."""
+    """The results of the GPU equal the CPU's, and stay on the GPU."""
 
     def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd
@@ -85,8 +85,8 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
-    """What a program computes on a stream of its own is there before it is reduced, and the sum
-    before it is used.
+    """Results computed on a side stream are complete before the reduction, and the sum before its
+    use.
     """
 
     def check(rank: int, device: Any) -> None:

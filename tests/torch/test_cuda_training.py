@@ -1,5 +1,5 @@
-"""Whole programs on real GPUs: their numbers are those of the same program on the CPU, on all ranks
-the same bits.
+"""Whole programs on real GPUs: the numbers of the same program on the CPU, and equal bits on all
+ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def optimized(
     rank: int, n: int, device: Any, options: dict[str, Any], kind: str = "momentum"
 ) -> list[Any]:
-    """The weights after some steps, on the host."""
+    """Return the weights after some steps, on the host."""
     import farandole.torch as hvd
 
     options = dict(options)
@@ -140,8 +140,8 @@ def test_asynchronous_strategies_learn(n: int, settings: dict[str, Any], strateg
 def test_optimizers_of_the_gpu_continue_from_their_state(
     n: int, settings: dict[str, Any], kind: str
 ) -> None:
-    """Rank 0's weights and state go to all; gradients are clipped; with ``scaled``, a loss scale is
-    kept.
+    """Rank 0's weights and state go to all ranks; gradients are clipped; with ``scaled``, a loss
+    scale is kept.
     """
 
     def train(rank: int, device: Any) -> tuple[list[Any], list[Any]]:
@@ -204,8 +204,8 @@ def test_optimizers_of_the_gpu_continue_from_their_state(
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 def test_cuda_programs_beyond_dense_gradients(n: int, settings: dict[str, Any]) -> None:
-    """Sparse gradients, BatchNorm over all ranks, gradients of collectives, objects, process sets,
-    elastic state.
+    """Sparse gradients, SyncBatchNorm, gradients of collectives, objects, process sets, elastic
+    state.
     """
 
     def sparse(hvd: Any, rank: int, device: Any) -> list[Any]:
@@ -326,9 +326,7 @@ def test_cuda_programs_beyond_dense_gradients(n: int, settings: dict[str, Any]) 
 
 
 def test_memory_that_is_used_again_is_not_read_too_early() -> None:
-    """Gradients are freed while they travel; what the allocator gives out next must not be theirs
-    yet.
-    """
+    """Gradients are freed while they are in transit; the allocator must not reuse their memory yet."""
 
     def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd

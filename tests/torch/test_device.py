@@ -1,5 +1,6 @@
-"""Tensors of a device that is no GPU (``pretend``): what is done with them is the same. On real
-ones: ``test_cuda``."""
+"""Tensors of a simulated device (``pretend``), on the same code as a GPU's. ``test_cuda`` uses real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -129,9 +130,7 @@ def test_tensors_in_all_states(way: str) -> None:
 
 
 def test_device_calls_come_in_order() -> None:
-    """An event behind what was computed, the stream after the event, and what comes later after the
-    stream.
-    """
+    """An event after the computation, the stream after the event, and later work after the stream."""
 
     def check(rank: int, pretend: Pretend) -> list[str]:
         import farandole.torch as hvd
@@ -215,9 +214,7 @@ def test_process_sets(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_that_have_joined_change_nothing(way: str) -> None:
-    """Rank 1 has nothing but host arrays that stand in; it may be the first thing it hears of the
-    device.
-    """
+    """Rank 1 only has host arrays as substitutes; it may not have used the device before."""
 
     def check(rank: int, pretend: Pretend) -> None:
         import farandole.torch as hvd
@@ -279,8 +276,8 @@ def test_training(way: str, counts: Callable[[Any], bool]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_training_in_special_ways(way: str) -> None:
-    """Compression, parameters that are not used, clipping, sums, sparse gradients, Adasum, and
-    state from the root.
+    """Compression, unused parameters, clipping, sums, sparse gradients, Adasum, and state from the
+    root.
     """
 
     def train(rank: int, pretend: Pretend) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What ranks agree on about their devices, and how their streams wait."""
+"""The ranks' agreement about their devices, and the order of their streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def agreed(
     n: int, pretend_of: Callable[[int], Pretend], **settings: Any
 ) -> list[tuple[str, list[str]]]:
-    """Per rank: what the first collective gives or raises, and what is logged."""
+    """Return, for each rank, the result or error of the first collective, and the log."""
 
     def body(rank: int) -> tuple[str, list[str]]:
         import logging
@@ -109,8 +109,8 @@ def test_ranks_with_different_devices_are_reported() -> None:
 
 
 class MeetsLate(Pretend):
-    """As NCCL does, it goes to the store when there is a collective, and torch's own code has it,
-    which does not keep Python's objects alive.
+    """Like NCCL, it connects to the store in the first collective, in torch's own code, which does
+    not keep Python's objects alive.
     """
 
     def connect(self, store: Any, rank: int, size: int) -> Any:
@@ -149,7 +149,7 @@ def test_needlessly_shared_devices_are_avoidable() -> None:
 
 
 class _Stream:
-    """Notes in ``said`` what it is told."""
+    """A stream that records its calls in ``said``."""
 
     def __init__(self, number: int, said: list[str]) -> None:
         self.cuda_stream, self._said = number, said
@@ -163,8 +163,8 @@ class _Stream:
 
 
 def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams compute, ours waits for both; then both wait for ours, and so does a third that
-    goes on.
+    """Two streams compute, and the stream of collectives waits for both; then both wait for it, and
+    a third, too.
     """
     from contextlib import nullcontext
 

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 def killed(
     n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int], Pretend], wire: str = ""
 ) -> Any:
-    """``fn(engine, pretend)`` on all ranks, some of which kill themselves; rank 0's result."""
+    """Run ``fn(engine, pretend)`` on all ranks, some of which kill themselves; return rank 0's
+    result.
+    """
 
     def body(transport: Any) -> Any:
         from farandole.job import context
@@ -47,9 +49,7 @@ def killed(
 
 
 class Dies(Pretend):
-    """Ends its process when it is on the stream for the second time: when all ranks have agreed on
-    a collective.
-    """
+    """Ends its process at its second use of the stream, when all ranks have agreed on a collective."""
 
     streams = 0
 
@@ -61,7 +61,7 @@ class Dies(Pretend):
 
 
 class Hangs(Pretend):
-    """A device on which a collective ends only when all ranks do it, or when it is given up."""
+    """A device on which a collective ends only when all ranks run it, or when it is aborted."""
 
     def __init__(self, identity: str, *, blocks: bool) -> None:
         super().__init__(identity)
@@ -77,8 +77,8 @@ class Hangs(Pretend):
 
 
 class _Backend:
-    """Told of a second collective, it either blocks the thread (as NCCL does while it connects), or
-    the device.
+    """Blocks, in the second collective, either the thread (as NCCL does while it connects) or the
+    device.
     """
 
     def __init__(self, backend: Any, hangs: Hangs) -> None:
@@ -103,8 +103,8 @@ class _Backend:
 
 
 def survived(rank: int, pretend: Pretend) -> tuple[str, list[str]]:
-    """What the collective in which a peer dies raises; or the one after it, when the device would
-    have waited.
+    """Return the error of the collective in which a peer dies, or of the next one if the device
+    would have waited.
     """
     import farandole.torch as hvd
 

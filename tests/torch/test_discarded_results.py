@@ -1,5 +1,5 @@
-"""Gradients that were reduced into new tensors, which the program drops: it steps with those of
-each rank.
+"""Programs that drop the reduced gradients, which are new tensors, and step with those of each
+rank.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 class Notes:
-    """A state that notes what is asked of it."""
+    """A state that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -246,8 +246,8 @@ def test_going_back_after_a_backward_that_failed() -> None:
 
 
 def test_a_state_keeps_the_given_objects() -> None:
-    """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep
-    its rate.
+    """A copy of a scheduler would have a copy of the optimizer, so the training optimizer would
+    keep its rate.
     """
 
     def check(rank: int) -> Any:
@@ -281,7 +281,7 @@ def test_after_a_reset_a_reader_continues_from_its_position() -> None:
     from farandole.torch.elastic_state import TorchState
 
     class Reader:
-        """Yields from where the last load has put it, like the readers of Parquet files."""
+        """Yields from the position of the last load, like the readers of Parquet files."""
 
         begin = done = 0
 

@@ -1,4 +1,4 @@
-"""Elastic training by a decorator: each sample once per epoch, whatever the ranks are."""
+"""Elastic training by a decorator: each sample once per epoch, for any ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 def parts(size: int = 12, **options: Any) -> tuple[Any, Any, Any]:
-    """A model, its optimizer and a loader."""
+    """Return a model, its optimizer and a loader."""
     import farandole.torch as hvd
 
     data = torch.utils.data.TensorDataset(torch.arange(float(size)).reshape(size, 1))
@@ -80,7 +80,7 @@ def test_after_the_loss_of_a_rank_none_is_lost_or_repeated() -> None:
 
 
 def grown() -> Any:
-    """The gradient after a second rank has joined the first."""
+    """Return the gradient after a second rank has joined the first."""
     import farandole.torch as hvd
 
     hvd.init()

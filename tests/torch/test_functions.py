@@ -28,14 +28,14 @@ SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (5, 3), (2, 3, 4), (70001,)]
 
 
 def sample(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Small whole numbers: exact in every type."""
+    """Return small integers, which are exact in every type."""
     generator = np.random.default_rng([rank, len(shape), *shape])
     numbers = generator.integers(0, 2 if dtype == "bool" else 6, shape)
     return torch.from_numpy(np.asarray(numbers)).to(getattr(torch, dtype))
 
 
 def wide(tensor: Any) -> Any:
-    """Its values in numpy."""
+    """Return the values as a numpy array."""
     return tensor.double().numpy() if tensor.is_floating_point() else tensor.long().numpy()
 
 
@@ -295,7 +295,7 @@ def test_compression_of_single_tensors() -> None:
 
 
 def test_groups_are_any_iterable() -> None:
-    """``grouped_allreduce_(p.grad for p in model.parameters())`` is a natural thing to write."""
+    """Programs write ``grouped_allreduce_(p.grad for p in model.parameters())``."""
 
     def check(rank: int) -> None:
         import farandole.torch as hvd

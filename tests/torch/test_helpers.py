@@ -1,6 +1,4 @@
-"""What a program for several ranks needs beside collectives: print, seeds, checkpoints, data
-loaders.
-"""
+"""Helpers of a program for several ranks: print, seeds, checkpoints, data loaders."""
 
 from __future__ import annotations
 
@@ -119,7 +117,7 @@ def test_a_loader_is_distributed_in_one_call(shuffle: bool) -> None:
 
 @pytest.mark.parametrize("random", [False, True])
 def test_batches_of_a_counting_batch_sampler_stay_batches(random: bool) -> None:
-    """The loader has no size of batches, and a sampler that it does not use."""
+    """The loader has no batch size, and a sampler that it does not use."""
     import farandole.torch as hvd
 
     kinds = torch.utils.data

@@ -40,8 +40,8 @@ def test_the_last_rank_is_known_to_all(wire: str) -> None:
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
 def test_training_continues_without_ranks_that_joined(first: int, options: dict[str, Any]) -> None:
-    """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. What rank 1 does not give
-    counts as zeros.
+    """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. Missing gradients of rank 1
+    count as zeros.
     """
     passes = options.get("backward_passes_per_step", 1)
 
@@ -74,9 +74,7 @@ def test_training_continues_without_ranks_that_joined(first: int, options: dict[
 
 
 def test_epochs_of_different_lengths() -> None:
-    """What ranks remember of exchanges that others took no part in must not decide whether they
-    exchange.
-    """
+    """Ranks must not decide whether to exchange by exchanges that others missed."""
 
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
@@ -118,8 +116,8 @@ EPOCHS = {  # steps of rank 0 and of rank 1
     ids=str,
 )
 def test_buckets_relaid_out_without_joined_ranks(overlap: str, options: dict[str, Any]) -> None:
-    """Parameters that are used late, and sizes of buckets that rank 0 changes (autotune), while a
-    rank is away.
+    """Parameters that are used late, and bucket sizes that rank 0 changes (autotune), while a rank
+    has joined.
     """
 
     def train(name: str, rank: int, hvd: Any, steps: list[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What a program may get wrong, and what becomes of the others when a rank fails."""
+"""Mistakes of programs, and the other ranks when one fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 def wrap_alone(**options: Any) -> Any:
-    """DistributedOptimizer with these options, on one rank."""
+    """Call DistributedOptimizer with these options on one rank."""
     import farandole.torch as hvd
 
     hvd.init()
@@ -110,8 +110,8 @@ def test_arguments_that_cannot_be(
 
 
 def test_two_optimizers_of_one_parameter_that_add_up() -> None:
-    """The second would add up what the first has added up. Averages of averages are right, and so
-    is one optimizer after another.
+    """The second would sum the sums of the first. Averages of averages are right, as is one
+    optimizer after another.
     """
 
     def train(rank: int) -> Any:
@@ -333,7 +333,7 @@ def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
 
 
 def test_a_failed_handle_that_is_never_synchronized() -> None:
-    """The tensor in place is as it was, and a program that goes on takes it for the mean."""
+    """The tensor is unchanged, and a program that continues takes it for the mean."""
 
     def ends(*, asks: bool) -> Any:
         def program(rank: int) -> Any:

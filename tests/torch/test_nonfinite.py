@@ -1,5 +1,5 @@
-"""A rank whose gradient makes NaN of all ranks' weights says so; others, and programs that see to
-it, say nothing.
+"""The rank whose gradient makes all weights NaN is reported; other ranks, and programs that handle
+it, are not.
 """
 
 from __future__ import annotations

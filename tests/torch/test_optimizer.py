@@ -1,6 +1,4 @@
-"""One rank with batch B and n ranks with B/n take the same steps, whatever the program does with
-its optimizer.
-"""
+"""One rank with batch B and n ranks with B/n take the same steps, for any use of the optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 class Net(torch.nn.Module):
-    """A small net, with a piece that some inputs do not use and a convolution in channels_last."""
+    """A small net, with a part that some inputs do not use and a convolution in channels_last."""
 
     def __init__(self, dtype: Any = torch.float32) -> None:
         super().__init__()
@@ -86,7 +84,7 @@ def assert_all_close(results: list[list[Any]], wanted: list[Any], tolerance: flo
 
 
 def alone(make: Callable[[Any], Any], steps: int = STEPS) -> list[Any]:
-    """What one rank with the whole batch gets."""
+    """Return the result of one rank with the whole batch."""
     model = net()
     optimizer = make(model.parameters())
     for step in range(steps):
@@ -232,8 +230,8 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def test_a_model_converted_between_steps_trains_on() -> None:
-    """``model.to(...)`` gives tensors other memory in their place, also to gradients that were
-    views of buckets.
+    """``model.to(...)`` replaces the memory of tensors, also of gradients that were views of
+    buckets.
     """
 
     def train(rank: int) -> Any:
@@ -260,7 +258,7 @@ def test_a_model_converted_between_steps_trains_on() -> None:
 
 
 def test_gradients_with_their_negative_bit_set() -> None:
-    """Numpy cannot read these."""
+    """numpy cannot read such tensors."""
 
     def fn(rank: int) -> list[float]:
         import farandole.torch as hvd
@@ -407,7 +405,7 @@ def test_mixed_types_scalars_and_empty_parameters_in_one_model() -> None:
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_accumulation(to_none: bool, op: str) -> None:
-    """3 passes of a third each; and a change to 1 pass on the way."""
+    """3 passes of a third each, with a later change to 1 pass."""
     scale = 1 if op == "Average" else 2
 
     def train(rank: int) -> Any:
@@ -504,8 +502,8 @@ def test_copies_are_independent() -> None:
 
 @pytest.mark.parametrize("op", ["average", "sum"])
 def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
-    """As many parameters as before, of which one is another. What is added late finds its place in
-    a bucket.
+    """The same number of parameters, one of them replaced. An added parameter gets a place in a
+    bucket.
     """
 
     def fn(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Parameters that come, go, freeze, or are not used."""
+"""Parameters that are added, removed, frozen or unused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Wrap = Callable[[Any], Any]
 def both(
     run: Callable[[int, int, Wrap], Any], n: int = 2, tolerance: float = 1e-6, **settings: Any
 ) -> None:
-    """``run(rank, n, wrap)`` gives the same values on n ranks, wrapped, as on one, not wrapped."""
+    """Check that ``run(rank, n, wrap)`` gives the same values on n wrapped ranks as on one, not
+    wrapped.
+    """
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -40,7 +42,7 @@ def both(
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("n", [2, 3])
 def test_parameters_that_only_some_ranks_use(n: int, to_none: bool) -> None:
-    """Every rank skips another part of the model, and none of them uses it in every step."""
+    """Every rank skips a different part of the model, and none of them uses it in every step."""
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
@@ -70,7 +72,7 @@ def test_parameters_that_only_some_ranks_use(n: int, to_none: bool) -> None:
 
 
 def test_gradients_are_final_after_backward_even_then() -> None:
-    """Also when ranks use different parameters, and talk of other things before they step."""
+    """Also if ranks use different parameters, and run other collectives before they step."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -111,7 +113,7 @@ def test_unused_parameters_keep_no_gradient() -> None:
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_two_losses_one_after_the_other(op: str) -> None:
-    """The second loss brings gradients that the first did not."""
+    """The second loss has gradients that the first did not have."""
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         torch.manual_seed(1)
@@ -323,7 +325,7 @@ def test_sparse_gradients() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_sparse_gradients_sent_as_dense_ones_come_back_sparse(compression: str) -> None:
-    """For optimizers that take nothing else."""
+    """For optimizers that accept only sparse gradients."""
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         torch.manual_seed(4)
@@ -356,13 +358,13 @@ def test_sparse_gradients_sent_as_dense_ones_come_back_sparse(compression: str) 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_any_losses_on_any_rank(n: int, op: str) -> None:
-    """Each rank deals its parameters to some losses, and leaves some out: a different deal on every
-    rank and step.
+    """Each rank assigns its parameters to losses, and leaves some out, differently on every rank
+    and step.
     """
     count, steps = 7, 40
 
     def deal(rank: int, step: int) -> list[dict[int, float]]:
-        """The losses of one rank in one step: the factors of the parameters that are in each."""
+        """Return the losses of one rank in one step: the factors of the parameters in each."""
         generator = torch.Generator().manual_seed(1000 * rank + step)
         losses: list[dict[int, float]] = [{}, {}, {}]
         for index in range(count):

@@ -87,7 +87,7 @@ def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None
 
 
 def test_closure() -> None:
-    """SGD and L-BFGS: the closure's loss and gradients are those of the whole batch."""
+    """SGD and L-BFGS: the closure's loss and gradients equal those of the whole batch."""
     makers = [
         lambda params: torch.optim.SGD(params, lr=0.1),
         lambda params: torch.optim.LBFGS(params, lr=0.5, max_iter=6, line_search_fn="strong_wolfe"),
@@ -123,7 +123,7 @@ def test_closure() -> None:
 
 
 def test_the_loss_of_a_closure_is_a_sum_where_gradients_are() -> None:
-    """A line search looks at both."""
+    """A line search compares both."""
 
     def run(rank: int, n: int) -> Any:
         import farandole.torch as hvd
@@ -202,7 +202,7 @@ def test_grad_scaler_matches_one_rank_with_a_fused_optimizer() -> None:
 
 
 def test_skipped_steps_without_zero_grad_of_the_optimizer() -> None:
-    """``model.zero_grad()`` throws gradients away behind the optimizer's back."""
+    """``model.zero_grad()`` drops gradients without the optimizer."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -305,7 +305,7 @@ def test_activation_checkpoints(reentrant: bool) -> None:
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_hooks_that_change_gradients_after_ours(overlap: str) -> None:
-    """What they make of a gradient is what ranks exchange, in later steps as in the first."""
+    """Ranks exchange the hooks' results, in later steps as in the first."""
 
     def change(model: Any) -> None:
         def replace(parameter: Any) -> None:
@@ -339,7 +339,7 @@ def test_hooks_that_change_gradients_after_ours(overlap: str) -> None:
 
 
 def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
-    """Optimizers in the backward pass: their gradients need no memory of their own."""
+    """Optimizers in the backward pass, whose gradients need no separate memory."""
 
     def steps(wrap: Callable[[Any], Any], rank: int, n: int) -> Any:
         model = net()
@@ -364,8 +364,8 @@ def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
 
 
 def test_an_optimizer_with_custom_step_methods() -> None:
-    """As SAM is: two gradients for each step, and ``step`` is never called. What is recorded does
-    not grow.
+    """Like SAM: two gradients for each step, and ``step`` is never called. Recorded data must not
+    grow.
     """
 
     class TwoSteps(torch.optim.SGD):

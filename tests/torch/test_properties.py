@@ -39,7 +39,7 @@ UFUNCS: dict[str, Any] = {
 
 
 def tensor(kind: str, dtype: str, rank: int, seed: int) -> Any:
-    """A tensor of a shape class, with small whole numbers: sums and products of them are exact in
+    """Return a tensor of a shape class with small integers, whose sums and products are exact in
     every type.
     """
     generator = np.random.default_rng([seed, rank])
@@ -68,7 +68,7 @@ def wide(value: Any) -> Any:
 
 
 def reduced(op: str, dtype: str, values: list[Any]) -> Any:
-    """What the ranks' values come to, in numpy."""
+    """Return the reduction of the ranks' values, computed by numpy."""
     if op == "Average":
         total = sum(values) / len(values)
         return total if "float" in dtype else np.trunc(total)
@@ -88,7 +88,7 @@ def assert_same(found: Any, wanted: Any, dtype: str) -> None:
 
 
 def cases(dtype: str, rank: int, n: int) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Shape class, this rank's tensor, and everybody's values."""
+    """Yield the shape class, this rank's tensor, and the values of all ranks."""
     for seed, kind in enumerate(CLASSES):
         yield (
             kind,
@@ -98,7 +98,7 @@ def cases(dtype: str, rank: int, n: int) -> Iterator[tuple[str, Any, list[Any]]]
 
 
 def check_reductions(rank: int, n: int, dtype: str) -> None:
-    """Every reduction of every shape class, in all its forms."""
+    """Check every reduction of every shape class, in all its forms."""
     import farandole.torch as hvd
 
     for _, mine, values in cases(dtype, rank, n):
@@ -120,7 +120,7 @@ def check_reductions(rank: int, n: int, dtype: str) -> None:
 
 
 def check_moves(rank: int, n: int, dtype: str) -> None:
-    """Every other collective on every shape class, even and uneven."""
+    """Check every other collective on every shape class, even and uneven."""
     import farandole.torch as hvd
 
     for kind, mine, values in cases(dtype, rank, n):

@@ -1,5 +1,5 @@
-"""Several optimizers, of which each rank uses what it likes in a step: where a rank has no
-gradient, zeros count.
+"""Several optimizers, of which each rank may use different ones in a step: missing gradients count
+as zeros.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLANS: dict[str, list[list[Sequence[str]]]] = {
 
 
 def models() -> dict[str, Any]:
-    """``a`` and ``b`` are of one shape, as two critics are."""
+    """Return two models; ``a`` and ``b`` have one shape, as two critics do."""
     torch.manual_seed(3)
     return {"a": torch.nn.Linear(3, 2), "b": torch.nn.Linear(3, 2), "c": torch.nn.Linear(2, 1)}
 
@@ -46,7 +46,7 @@ def run_backward(nets: dict[str, Any], used: str, rank: int, step: int) -> None:
 
 
 def alone(plan: list[list[Sequence[str]]], n: int) -> list[Any]:
-    """What one process gets that computes the gradients of all ranks."""
+    """Return the gradients of one process that computes those of all ranks."""
     nets = models()
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets.values()]
     for step, of_rank in enumerate(plan):
@@ -154,7 +154,7 @@ def test_an_error_in_one_process_set_leaves_another_alone() -> None:
 
 
 def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
-    """Twins whose names are equal are not mixed up, whichever a rank uses first."""
+    """Twins with equal names are not confused, in any order of first use."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -180,9 +180,7 @@ def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
 
 
 def test_a_rank_that_steps_waits_for_the_gradients_of_all() -> None:
-    """Also if another one computes them after it has computed others; and none are thrown away
-    without a word.
-    """
+    """Also if another rank computes them later than others; and no gradient is silently dropped."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd
@@ -253,7 +251,7 @@ print(*(int(weight[0]) for weight, _ in (old, unused, new)))
 
 
 def test_after_another_init_it_does_not_matter_which_are_garbage() -> None:
-    """Ranks collect it at different times."""
+    """Ranks collect garbage at different times."""
     command = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", AGAIN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     found = sorted(done.stdout.splitlines())

@@ -222,7 +222,7 @@ def test_sums_stay_sums_when_other_parameters_take_their_place() -> None:
 
 
 def test_rows_while_a_rank_has_joined() -> None:
-    """They are refused, and what the error says to give does it."""
+    """Rows are refused, and the option in the error solves it."""
 
     def train(rank: int) -> Any:
         import farandole.torch as hvd

@@ -1,4 +1,4 @@
-"""What a user of Horovod writes. It is not run: tests/typing/test_typing.py has type checkers read
+"""A user's program for Horovod. It is not run: tests/typing/test_typing.py has type checkers read
 it.
 """
 

@@ -1,4 +1,4 @@
-"""What type checkers must find: one error in each line that ends with ``# wrong``. See
+"""Errors that type checkers must find: one in each line that ends with ``# wrong``. See
 ``torch_program``.
 """
 

@@ -1,6 +1,4 @@
-"""What users of the other frameworks write; of these numpy alone has types of its own here. See
-``torch_program``.
-"""
+"""Users' programs for the other frameworks; only numpy has types here. See ``torch_program``."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What a user of farandole.torch writes. It is not run: tests/typing/test_typing.py has type
+"""A user's program for farandole.torch. It is not run: tests/typing/test_typing.py has type
 checkers read it.
 """
 

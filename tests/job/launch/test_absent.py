@@ -1,6 +1,4 @@
-"""Ranks that stay away: from a tensor, or from the job altogether. Whole jobs, as a user starts
-them.
-"""
+"""Ranks that do not reach a collective, or never join the job; whole jobs, started as users do."""
 
 from __future__ import annotations
 

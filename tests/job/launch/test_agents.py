@@ -1,4 +1,4 @@
-"""The driver's side of agents: their words, and the ranks that are dealt to them."""
+"""The driver's side of agents: their messages, and the ranks assigned to them."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_processes_of_a_lost_agent_are_no_cause() -> None:
 
 
 def test_a_process_without_an_agent_is_not_awaited() -> None:
-    """The host of a rank that is about to start cannot be reached."""
+    """The host of a starting rank cannot be reached."""
     store = StoreServer(new_secret())
     registry = AgentRegistry(store, (), 1, lambda index: None, "ssh")
     try:
@@ -263,7 +263,7 @@ def test_a_process_without_an_agent_is_not_awaited() -> None:
 
 class TestPackages:
     def test_an_agent_without_farandole_fetches_the_drivers(self, tmp_path: Path) -> None:
-        """As mpirun or srun starts it, with an interpreter that has no packages; its rank has them,
+        """As mpirun or srun starts it, with an interpreter without packages; its rank gets them,
         too.
         """
         hide = f'p=$1; shift; exec env -u PYTHONPATH XDG_CACHE_HOME={tmp_path} "$p" -S "$@"'

@@ -1,4 +1,4 @@
-"""Whole jobs of the command line, and every way in which they end."""
+"""Whole jobs of the command line, and all their endings."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ for name in os.listdir("/proc"):
     def test_several_programs_of_a_script_one_after_the_other(
         self, jobs: Marked, tmp_path: Path
     ) -> None:
-        """Each finds the others by what is said for it alone, though its ranks have been in the job
-        before; so does one that a program starts.
+        """Each finds the others by its own keys, although its ranks were in the job before; so does
+        a program that a program starts.
         """
         program = tmp_path / "program.py"
         program.write_text(
@@ -156,8 +156,8 @@ time.sleep(1000)
         assert mentions(done.stderr, "Rank 1", "code 1")
 
     def test_a_traceback_before_init_is_printed_once(self, jobs: Marked, tmp_path: Path) -> None:
-        """However long the rank takes to end. A child of a rank is no rank: its failure is the
-        program's to judge.
+        """Even if the rank ends slowly. A child of a rank is no rank: the program judges its
+        failure.
         """
         code = """
 import atexit, os, subprocess, sys, time
@@ -177,7 +177,7 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         assert "child" not in done.stderr
 
     def test_a_rank_that_dies_of_a_broken_pipe_is_reported(self, jobs: Marked) -> None:
-        """It was taken for our own reader that has gone, and nothing was said."""
+        """The signal must not be taken for the end of the driver's own reader."""
         done = jobs.run("run", "-np", "2", "bash", "-c", "kill -PIPE $$")
         assert done.returncode == 128 + signal.SIGPIPE
         assert mentions(done.stderr, "signal 13", "SIGPIPE")
@@ -233,8 +233,8 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
     def test_a_command_that_cannot_run(
         self, jobs: Marked, command: str, code: int, text: str
     ) -> None:
-        """farandole run looks first whether it is there; what does not (horovodrun here) learns it
-        from the rank.
+        """farandole run first checks that the command exists; other callers (horovodrun here) learn
+        it from the rank.
         """
         done = jobs.finish(
             jobs.python("-m", "farandole.compat.horovodrun", "-np", "2", command, "argument")
@@ -475,9 +475,7 @@ for _ in range(3):
 
 
 def test_a_status_line_on_a_terminal_only(jobs: Marked, tmp_path: Path) -> None:
-    """The line comes after two seconds, with what rank 0 says of its steps. The ranks end when it
-    has been seen.
-    """
+    """The line appears after two seconds, with rank 0's steps. The ranks end after that."""
     import pty
 
     code = """

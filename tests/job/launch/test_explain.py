@@ -48,7 +48,7 @@ def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_frames_of_ours_are_not_the_program_s() -> None:
-    """Every module of the package is recognized, also in the folder of another host."""
+    """Every module of the package is recognized, also in the folder of a different host."""
     package = Path(farandole.__file__).parent
     modules = [path.relative_to(package) for path in package.rglob("*.py")]
     assert len(modules) > 300
@@ -65,7 +65,7 @@ def test_frames_of_ours_are_not_the_program_s() -> None:
 
 @pytest.mark.parametrize("file", ["/x/farandole/train.py", "/x/farandole/core/engine.py"])
 def test_a_program_below_a_folder_named_farandole(file: str) -> None:
-    """A clone's folder has the package's name, too: only its modules are ours."""
+    """A clone's folder has the package's name, too: only modules of the package count."""
     victim = VICTIM._replace(traceback=f'  File "{file}", line 7, in f\n    go()\n')
     verdict = explain([Event(0, outcome=victim), Event(1, code=0)], HOSTS[:2])
     assert verdict is not None
@@ -73,7 +73,7 @@ def test_a_program_below_a_folder_named_farandole(file: str) -> None:
 
 
 def test_hosts_that_fall_silent_together() -> None:
-    """No host is the cause of that; where all do, it is the driver's own network."""
+    """None of them is the cause; if all hosts do, the cause is the driver's own network."""
     said = f"its host was lost: {SILENT}"
     events = [
         Event(2, outcome=Outcome(status="error", message=said)),
@@ -109,9 +109,7 @@ class TestExplain:
         [("farandole", sys.executable), ("horovod", "./compat")],
     )
     def test_a_python_that_lacks_us(self, module: str, cure: str) -> None:
-        """A newcomer's first mistake: the environment of ``farandole`` is not the one of
-        ``python``.
-        """
+        """A newcomer's first mistake: the environment of ``farandole`` is not that of ``python``."""
         tail = f"Traceback ...\nModuleNotFoundError: No module named '{module}'\n"
         verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], {0: tail, 1: tail})
         assert verdict is not None
@@ -137,7 +135,7 @@ class TestExplain:
         assert verdict.traceback == ERROR.traceback
 
     def test_an_error_without_words_and_an_interrupt(self) -> None:
-        """Python's exit code for KeyboardInterrupt depends on what was imported meanwhile."""
+        """Python's exit code for KeyboardInterrupt depends on the imported modules."""
         silent = explain(
             [Event(2, outcome=Outcome(status="error", kind="AssertionError")), Event(2, code=1)],
             HOSTS,
@@ -184,7 +182,7 @@ class TestExplain:
         )
 
     def test_a_victim_that_caught_its_error_and_gave_up(self) -> None:
-        """It is no cause; if it went on, it is no victim."""
+        """Such a rank is not the cause; if it continued, it is not a victim."""
         caught = Event(0, outcome=VICTIM._replace(status="ok"))
         verdict = explain(
             [caught, Event(0, code=1), Event(1, code=1)], HOSTS[:2], {1: "ValueError: boom"}
@@ -221,7 +219,7 @@ class TestExplain:
 
     @pytest.mark.parametrize("code", [3, -11])
     def test_an_error_that_a_program_made_of_a_victims(self, code: int) -> None:
-        """It may be of its own, so it is the cause if there is no other."""
+        """The error may be the program's, so it is the cause if there is no other."""
         own = ERROR._replace(lost=1)
         events = [Event(0, outcome=own), Event(0, code=1)]
         waiting = explain(events, HOSTS[:2])
@@ -273,9 +271,7 @@ class TestExplain:
         assert mentions(verdict.message, "exec", "hvd.shutdown()")
 
     def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
-        """No cause is to come but what ended with that; unless that rank had lost another one
-        before.
-        """
+        """The cause must have ended with that rank, unless that rank had lost another one before."""
         gone, bereft = Event(1, code=0), Event(0, outcome=VICTIM)
         also = Event(1, outcome=VICTIM._replace(status="ok", lost=2))
         own = Event(0, outcome=ERROR._replace(lost=1))
@@ -306,7 +302,7 @@ class TestExplain:
         )
 
     def test_a_rank_that_is_about_to_finish(self) -> None:
-        """It has said goodbye; its process takes its time."""
+        """The rank has said goodbye, and its process still runs."""
         shut = Outcome.of(ShutDownError("(Rank 0 shut down)", 0))
         verdict = explain([Event(1, outcome=shut), Event(1, code=1)], HOSTS[:2])
         assert verdict is not None
@@ -323,7 +319,7 @@ class TestExplain:
         assert mentions(second, "Rank 0", "rank 1 went away")
 
     def test_a_connection_that_was_cut_between_two_hosts_is_named(self) -> None:
-        """Of ranks of one host that lost each other, nobody knows why."""
+        """For ranks of one host that lost each other, the reason is unknown."""
         order = ((2, 0), (0, 2), (1, 2))
         lost = [
             Outcome("victim", "PeerLostError", f"rank {other} {PeerLostError.BROKE}", lost=other)
@@ -363,7 +359,7 @@ class TestExplain:
         assert second.startswith("Rank 0 ")
 
     def test_one_victim_alone(self) -> None:
-        """It lost somebody, not 'each other'."""
+        """A single victim did not lose 'each other'."""
         nobody = Outcome(status="victim", kind="ShutDownError", message="gone")
         for outcome, rank, whom in ((VICTIM, 1, "the other ranks"), (nobody, 3, "the other ranks")):
             verdict = explain([Event(rank, outcome=outcome)], HOSTS)
@@ -417,9 +413,7 @@ class Story(NamedTuple):
 
 
 def story(rng: random.Random) -> Story:
-    """A job in which one rank fails and some others in consequence, its events seen in any
-    order.
-    """
+    """Return a job in which one rank fails and others in consequence, with its events in any order."""
     size = rng.randint(1, 9)
     cause = rng.randrange(size)
     cause_events = rng.choice(

@@ -1,4 +1,4 @@
-"""Hosts that have only IPv6 addresses, and hosts that have both and reach each other by one."""
+"""Hosts with only IPv6 addresses, and hosts with both versions that reach each other by one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def two() -> Iterator[Hosts]:
 
 
 def places(out: str) -> list[list[object]]:
-    """What ``REDUCE`` of three ranks prints: host, ranks, sum."""
+    """Return the output of ``REDUCE`` on three ranks: host, rank, sum."""
     return [json.loads(line.partition(">:")[2])[:3] for line in sorted(out.splitlines())]
 
 
@@ -134,7 +134,7 @@ def test_parameter_servers_and_background_averaging(two: Hosts) -> None:
 
 
 class TestMpirun(tools.TwoHosts):
-    """Of Open MPI."""
+    """mpirun of Open MPI."""
 
     command: ClassVar[list[str]] = [*MPIRUN[:-1], "3", "--host", "a:2,b:1", "-x", "PYTHONPATH"]
     environment: ClassVar[dict[str, str]] = {"PRTE_MCA_plm_ssh_agent": "{ssh}"}
@@ -148,7 +148,7 @@ class TestMpirun(tools.TwoHosts):
 
 
 def test_torchrun_starts_both_kinds_of_calls_again(two: Hosts, tmp_path: Path) -> None:
-    """With its own store for all hosts, whose address is one of IPv6, too."""
+    """With its own store for all hosts, at an IPv6 address."""
     pytest.importorskip("torch")
     (tmp_path / "both.py").write_text(TORCH)
     clean = {

@@ -1,4 +1,6 @@
-"""The launchers of this environment run the kit of launchers; Spark's does in its own."""
+"""The launchers of this environment run the kit of launchers. Spark's runs it in a separate
+environment.
+"""
 
 from __future__ import annotations
 

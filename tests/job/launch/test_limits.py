@@ -45,7 +45,7 @@ def test_a_limit_that_stops_ranks_is_reported_with_its_cure() -> None:
 
 
 def test_processes_that_cannot_be_found(tmp_path: Path) -> None:
-    """Jobs ended well and were said to have died of SIGTERM, or left their daemons running."""
+    """Jobs must neither be reported as killed by SIGTERM, nor leave their daemons running."""
     check_proc()
     with pytest.raises(SettingsError, match=mentioning(str(tmp_path), "mount -t proc")):
         check_proc(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The local launcher and its reaper, without a driver around them."""
+"""The local launcher and its reaper, without a driver."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_process_left_by_a_rank_lives_and_can_be_ended(jobs: Marked) -> None:
 
 
 def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
-    """A second SIGTERM would interrupt what their handlers do."""
+    """A second SIGTERM would interrupt the handlers of the ranks."""
     workers = start(
         jobs,
         2,
@@ -200,7 +200,7 @@ def test_processes_that_left_their_session_are_ended(jobs: Marked, then: str) ->
 
 
 def children_of(worker: LocalWorker) -> Callable[[], dict[int, tuple[int, int]]]:
-    """All descendants of the worker's reaper."""
+    """Return a function that lists all descendants of the worker's reaper."""
     root = worker._reaper._process.pid  # type: ignore[union-attr]
 
     def found() -> dict[int, tuple[int, int]]:
@@ -222,7 +222,9 @@ def test_one_rank_ends_and_the_others_continue(jobs: Marked) -> None:
 
 
 def test_a_rank_whose_reaper_and_guard_were_killed(jobs: Marked) -> None:
-    """It dies with its parent (or is killed now); what it started is found by its environment."""
+    """The rank dies with its parent (or is killed now); processes that it started are found by
+    their environment.
+    """
     (worker,) = workers = start(jobs, 1, "setsid sleep 1000 & echo up; sleep 1000")
     try:
         assert os.read(worker.stdout or 0, 10) == b"up\n"
@@ -288,7 +290,7 @@ def test_a_variable_without_a_name_is_left_out(jobs: Marked) -> None:
 
 
 def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
-    """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is
+    """The kernel refuses the second rank, as with ``ulimit -u``; here because its command line is
     too long.
     """
     before = opened()

@@ -1,4 +1,4 @@
-"""``farandole run --launcher mpi``: Open MPI for real, and the options of each mpirun."""
+"""``farandole run --launcher mpi``: a real Open MPI, and the options of each mpirun."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_ranks_may_call_mpi_themselves(tmp_path: Path) -> None:
 
 
 def test_ranks_started_below_mpirun_are_not_its_ranks(tmp_path: Path) -> None:
-    """All of them took themselves for that one process: MPI ended them by SIGSEGV, or waited for
-    ever.
+    """Ranks that took the place of mpirun's process would be killed by MPI with SIGSEGV, or wait
+    forever.
     """
     pytest.importorskip("mpi4py")
     beside = Path(sys.executable).with_name("mpirun")

@@ -1,6 +1,4 @@
-"""OpenSSH's command line, and what its failures mean. The hosts of test_ssh show that ssh
-says so.
-"""
+"""OpenSSH's command line, and the meaning of its failures. test_ssh has real hosts."""
 
 from __future__ import annotations
 
@@ -260,7 +258,7 @@ DROPS = (
 def test_a_login_that_sshd_drops_is_tried_again(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It drops them at random where many begin at once."""
+    """sshd drops logins at random when many begin at the same time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("farandole.job.launch.openssh.AGAIN", (0.01, 0.02, 0.03))
     heard: list[Mapping[str, Any]] = []
@@ -310,8 +308,8 @@ def test_a_machine_without_ssh() -> None:
 
 
 def test_a_session_without_ssh() -> None:
-    """Messages between noise, an answer on demand, a folder that is not there; and stdin is the
-    lifeline.
+    """Messages between noise, an answer on demand, a missing folder; the end of stdin ends the
+    session.
     """
     heard: list[Mapping[str, Any]] = []
     first = {

@@ -326,7 +326,7 @@ class TestConsole:
         assert out.getvalue() == "[0]<stdout>:name? Ann\n"
 
     def test_progress_bars_of_two_ranks_take_turns_on_a_terminal(self) -> None:
-        """Of either habit: the carriage return in front or behind."""
+        """With the carriage return before or after the text."""
         out = Terminal()
         streams = OutputStreams(2, out, io.StringIO())
         streams.feed(0, "stdout", b"\r10%")

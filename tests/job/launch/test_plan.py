@@ -105,7 +105,7 @@ def test_a_hostfile_of_windows(tmp_path: Path) -> None:
 
 
 def test_a_hostfile_in_open_mpis_format(tmp_path: Path) -> None:
-    """More ranks than slots there are never, so a limit of them is kept."""
+    """Ranks never exceed slots, so a limit on slots always holds."""
     (tmp_path / "hosts").write_text(
         "one slots=2 max_slots=4\ntwo max-slots=3 slots=3 # all\nthree max_slots=8\n"
     )

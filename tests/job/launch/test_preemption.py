@@ -1,4 +1,4 @@
-"""Jobs that are asked to end and save their state first."""
+"""Jobs that receive a signal and save their state before they end."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
 def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
     jobs: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks waited for its address until the start timeout, and said that it may be slow."""
+    """Ranks must not wait for its address until the start timeout."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif os.environ.get('FARANDOLE_SERVER') == '1': os._exit(3)\n"
     )

@@ -90,7 +90,7 @@ def test_the_documented_batch_file_survives_its_time_limit(
     job = slurm_cluster.run(submit, **own).stdout.strip()
 
     def turns() -> list[int]:
-        """The first step of each, where the line is complete."""
+        """Return the first step of each turn whose line is complete."""
         lines = out.read_text().split("\n")[:-1] if out.exists() else []
         return [int(line.split()[-1]) for line in lines if line.startswith("from step ")]
 
@@ -100,8 +100,8 @@ def test_the_documented_batch_file_survives_its_time_limit(
     assert told.returncode == 0, told.stderr
 
     def waits() -> bool:
-        """Slurm lets a job wait for two minutes before its next turn, the end of the first
-        included.
+        """Return whether the requeued job is pending or done: Slurm delays its next turn by two
+        minutes.
         """
         state = slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout
         return state == "PENDING\n" or len(turns()) == 2

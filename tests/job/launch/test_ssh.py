@@ -62,7 +62,7 @@ def four() -> Iterator[Hosts]:
 def start(
     four: Hosts, *words: str, options: str = "", folder: str = "", path: str = SOURCES
 ) -> subprocess.Popen[str]:
-    """``farandole WORDS`` on the first host."""
+    """Start ``farandole WORDS`` on the first host."""
     clean = {
         key: text
         for key, text in os.environ.items()
@@ -98,9 +98,7 @@ def run(four: Hosts, *words: str, **options: str) -> tuple[int, str, str]:
 
 
 def test_a_job_on_four_hosts_of_one_and_two_ranks(four: Hosts) -> None:
-    """Also an environment of its own, the driver's folder, and no shell that would take the words
-    apart.
-    """
+    """Also a separate environment, the driver's folder, and arguments that no shell splits."""
     status, out, err = run(
         four, "run", "-np", "6", "-H", "a:2,b:1,c:2,d:4", sys.executable, "-c", REDUCE
     )
@@ -175,7 +173,7 @@ def test_with_tls_nothing_of_a_job_can_be_seen_on_the_network(four: Hosts) -> No
 
 
 def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
-    """All hosts have it, it is up, and the user has named it first."""
+    """All hosts have this network, it is up, and the user names it first."""
     for index, host in enumerate(four):
         host.run("ip", "link", "add", "dead0", "type", "veth", "peer", "name", "nobody")
         host.run("ip", "link", "set", "nobody", "up")
@@ -215,7 +213,7 @@ def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
 
 
 def test_hosts_without_farandole_are_sent_it(four: Hosts, tmp_path: Path) -> None:
-    """Its sources are hidden on two hosts, and unpacked there to the user's cache."""
+    """Its sources are hidden on two hosts, and unpacked to the user's cache there."""
     clean = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
     find = [sys.executable, "-c", "import farandole; print(farandole.__path__[0])"]
     package = Path(
@@ -277,7 +275,7 @@ def _words(pid: int, name: str) -> list[str]:
 def test_every_host_that_cannot_be_used_is_named_with_its_reason(
     four: Hosts, tmp_path: Path
 ) -> None:
-    """At once: no job has begun on the others."""
+    """Immediately: no job has begun on the others."""
     known = (four.folder / "known_hosts").read_text().splitlines()
     other = known[3].split(" ", 1)[1]
     (tmp_path / "known").write_text("\n".join([known[1], f"c,10.99.0.3 {other}", known[0], ""]))
@@ -350,7 +348,7 @@ def _driver_killed(four: Hosts, job: subprocess.Popen[str]) -> None:
 
 
 def test_a_suspended_agent_is_killed_when_the_job_is_ended(four: Hosts) -> None:
-    """It cannot end its ranks, and sshd would keep the session for ever."""
+    """The agent cannot end its ranks, and sshd would keep the session forever."""
     code = "print('up', flush=True); import time; time.sleep(1000)"
     hosts = ["-np", "2", "-H", "b:1,c:1", "--grace-seconds", "1"]
     job = start(four, "run", *hosts, sys.executable, "-c", code)
@@ -424,7 +422,7 @@ def test_everything_ends_when_something_is_killed(
 
 
 def test_a_cable_out_for_five_seconds_or_for_good() -> None:
-    """The job goes on after the first; after the second it ends on both sides."""
+    """The job continues after the first, and ends on both sides after the second."""
     with hosts(3) as three:
         program = FOREVER.replace("    hvd.all", "    print('step', flush=True)\n    hvd.all")
         words = ["run", "-np", "3", "-H", "a:1,b:1,c:1", sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""Replayed events: when a job is over, and how."""
+"""Replayed events: the time and the kind of a job's end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOSTS = ["a", "a", "b"]
 
 
 class Story:
-    """Events at their times; ``at`` tells what is decided then."""
+    """Events at their times; ``at`` returns the decision at a time."""
 
     def __init__(self) -> None:
         self.supervisor = Supervisor(3)

@@ -1,4 +1,4 @@
-"""Ranks that go on after others have ended."""
+"""Ranks that continue after others have ended."""
 
 from __future__ import annotations
 

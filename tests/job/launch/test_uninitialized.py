@@ -1,4 +1,4 @@
-"""Jobs whose ranks never call ``init()``: each trains a model of its own."""
+"""Jobs whose ranks never call ``init()``: each trains a separate model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's loop with workers that are played."""
+"""The driver's loop with simulated workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kits.messages import mentioning, mentions
 
 
 class Played:
-    """A rank that does ``act``, and ends, when it is told to."""
+    """A simulated rank that runs ``act``, and ends on request."""
 
     def __init__(self, slot: Slot, act: Callable[[Played], None]) -> None:
         self.slot, self._act = slot, act
@@ -93,9 +93,7 @@ def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_lose_terminated_ranks_are_not_reported() -> None:
-    """On other hosts, ranks are not told all at once. What a program says of its own accord is
-    shown.
-    """
+    """Ranks on other hosts get the request at different times. Other output of a program is shown."""
     store = StoreServer(new_secret())
     out, err = io.StringIO(), io.StringIO()
     streams = OutputStreams(3, out, err)
@@ -139,7 +137,7 @@ def test_ranks_that_lose_terminated_ranks_are_not_reported() -> None:
 
 
 def test_the_first_of_ranks_that_end_together_is_the_cause() -> None:
-    """Those that lose it and end by os._exit, which reports nothing, come after it."""
+    """Ranks that lose it and end by os._exit, which reports nothing, come later."""
     store = StoreServer(new_secret())
     workers = [Played(slot, lambda rank: None) for slot in plan(None, 3)]
     for worker, ended in zip(workers, (3.0, 2.0, 1.0), strict=True):
@@ -159,7 +157,7 @@ def test_the_first_of_ranks_that_end_together_is_the_cause() -> None:
 
 
 def test_a_rank_that_cannot_be_ended_is_reported_once() -> None:
-    """That takes seconds. Its host may hang."""
+    """Ending it takes seconds. Its host may hang."""
     told: list[None] = []
 
     class Hanging(Played):

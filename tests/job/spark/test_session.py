@@ -1,4 +1,4 @@
-"""Which Spark session this process has, with PySpark's places for it and no Spark."""
+"""The Spark session of this process, with PySpark's variables but without Spark."""
 
 from __future__ import annotations
 

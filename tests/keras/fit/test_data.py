@@ -12,8 +12,8 @@ from tests.keras.test_training import close, equal
 
 
 def test_every_kind_of_data_is_dealt(backend: str) -> None:
-    """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give what one
-    process computes.
+    """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give the result
+    of one process.
     """
 
     def train(rank: int) -> dict[str, object]:
@@ -106,9 +106,7 @@ def test_shards() -> None:
 
 
 def test_validation_split_takes_the_rows_that_one_process_takes() -> None:
-    """Also where ranks do not divide the rows: those that fill up parts, and are trained with, are
-    not validated.
-    """
+    """Also if the rows do not divide by the ranks: repeated rows are trained on, but not validated."""
     pytest.importorskip("keras")
 
     def train(rank: int) -> object:

@@ -1,4 +1,4 @@
-"""Callbacks of all ranks decide alike."""
+"""Callbacks of all ranks make the same decisions."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_last_digit_that_differs_between_ranks_is_everybodys(backend: str) -> None:
-    """GPUs, and processors of two kinds, add up in another order. Callbacks must decide alike all
-    the same.
+    """GPUs, and processors of two kinds, add in different orders. Callbacks must still decide
+    equally.
     """
 
     def train(rank: int) -> object:

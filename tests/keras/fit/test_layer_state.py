@@ -1,4 +1,4 @@
-"""State of layers that is no variable: all ranks train with rank 0's, or the layer is reported."""
+"""State of layers outside of variables: all ranks train with rank 0's, or the layer is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics, counts and losses of fit are those of the samples of all ranks."""
+"""Metrics, counts and losses of fit cover the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.kits.messages import mentions
 
 
 def test_metrics_are_those_of_all_samples(backend: str) -> None:
-    """Uneven ranks, an uneven last batch, an AUC, a score of each class: the same numbers as one
-    process has, to rounding.
+    """Uneven ranks, an uneven last batch, an AUC, a score per class: the numbers of one process, up
+    to rounding.
     """
 
     def train(rank: int) -> object:
@@ -100,7 +100,7 @@ def test_counts_are_those_of_all_samples(backend: str) -> None:
 
 
 def test_losses_of_outputs_are_those_of_all_samples(backend: str) -> None:
-    """On TensorFlow, Keras counts samples where all batches are of one size, and else batches."""
+    """On TensorFlow, Keras counts samples if all batches have one size, otherwise batches."""
 
     def train(rank: int) -> dict[str, float]:
         import keras
@@ -163,7 +163,7 @@ def test_all_ranks_know_what_one_of_them_validates() -> None:
 
 
 def test_one_batch_to_validate_on_two_ranks(backend: str) -> None:
-    """Keras takes no PyDataset without batches, which is what is left for the second rank."""
+    """Keras refuses a PyDataset without batches, which the second rank would get."""
 
     def train(rank: int) -> dict[str, list[float]]:
         import importlib.util
@@ -206,8 +206,8 @@ def test_one_batch_to_validate_on_two_ranks(backend: str) -> None:
 
 
 def test_validation_uses_the_averaged_model(backend: str) -> None:
-    """With the mean of the moving averages, and the weights of the rank with most steps: what a
-    checkpoint holds. One rank alone validates in the end.
+    """With the mean of the moving averages, and the weights of the rank with most steps, as in a
+    checkpoint. One rank alone validates at the end.
     """
 
     def train(rank: int) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Models, their own optimizers and their statistics are alike on all ranks."""
+"""Models, their own optimizers and their statistics are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_model_that_is_never_called_starts_equal(backend: str) -> None:
 
 
 def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None:
-    """Those of a GAN: the model is compiled without them."""
+    """The optimizers of a GAN: the model is compiled without them."""
     if backend != "tensorflow":
         pytest.skip("does not apply: the others step optimizers of one's own in another way")
 
@@ -104,8 +104,8 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_models_own_optimizers_begin_with_rank_0s_state(backend: str, built: bool) -> None:
-    """Rank 0 alone went on from a checkpoint of a GAN; the other's optimizer may wait for its first
-    step.
+    """Only rank 0 resumed from a checkpoint of a GAN; the other rank's optimizer may not have
+    stepped yet.
     """
     if backend != "tensorflow":
         pytest.skip("does not apply: the others step optimizers of one's own in another way")
@@ -134,7 +134,7 @@ def test_a_models_own_optimizers_begin_with_rank_0s_state(backend: str, built: b
 
 
 def test_an_optimizer_that_keras_has_wrapped_counts_once() -> None:
-    """As for mixed_float16, where the model holds the inner one, too."""
+    """For mixed_float16, where the model also holds the inner optimizer."""
     pytest.importorskip("keras")
 
     def count(rank: int) -> list[bool]:
@@ -182,7 +182,7 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
 
 
 def test_adapted_normalization_is_equal_on_all_ranks(backend: str) -> None:
-    """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
+    """Each rank has adapted its layer to its own rows, and Keras has compiled the result."""
 
     def train(rank: int) -> list[object]:
         import keras

@@ -1,6 +1,4 @@
-"""As users of Horovod write it for keras: schedules, resuming from rank 0's checkpoint,
-compression.
-"""
+"""A program for horovod.keras: schedules, resuming from rank 0's checkpoint, compression."""
 
 import os
 import sys

@@ -1,6 +1,4 @@
-"""As users of Horovod write it for tf.keras: an unbuilt model, all of its callbacks, checkpoints on
-rank 0.
-"""
+"""A program for horovod.tensorflow.keras: an unbuilt model, all callbacks, checkpoints on rank 0."""
 
 import sys
 

@@ -40,7 +40,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_an_old_optimizer_are_reduced_once(passes: int, compiled: bool) -> None:
-    """However they get to ``apply_gradients``."""
+    """On any way to ``apply_gradients``."""
 
     def body(rank: int) -> list[float]:
         import tf_keras
@@ -122,8 +122,8 @@ def test_local_layers_stay_local_with_scaled_losses(old: bool, outside: bool) ->
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("outside", [True, False])
 def test_scaled_losses(old: bool, outside: bool) -> None:
-    """Everybody's gradients decide whether a step is skipped, whichever optimizer is inside the
-    other.
+    """The gradients of all ranks decide whether a step is skipped, in either nesting of the
+    optimizers.
     """
 
     def body(rank: int) -> list[Any]:
@@ -191,9 +191,7 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_residuals_are_without_the_loss_scale(old: bool) -> None:
-    """What came, and what is left, is what was given, though the scale doubles after every second
-    step.
-    """
+    """Results plus residuals equal the inputs, although the scale doubles after every second step."""
 
     def body(rank: int) -> None:
         import tf_keras
@@ -228,7 +226,7 @@ def test_residuals_are_without_the_loss_scale(old: bool) -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("old", [True, False])
 def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) -> None:
-    """See the test of this name for Keras 3. A function knows the variables that there were when it
+    """See the test of this name for Keras 3. A function knows the variables that existed when it
     was traced.
     """
 

@@ -1,4 +1,6 @@
-"""Lookup layers of Keras 2, whose vocabulary is listed among a model's variables and is none."""
+"""Lookup layers of Keras 2, which list their vocabulary among the model's variables, although it is
+none.
+"""
 
 from __future__ import annotations
 

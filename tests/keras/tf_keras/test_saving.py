@@ -1,4 +1,4 @@
-"""States and files of models of Keras 2, and training that goes on from them."""
+"""States and files of models of Keras 2, and training that resumes from them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_models_own_optimizers_begin_with_the_roots_state(old: bool, passes: int) -> None:
-    """Rank 0 alone went on from a checkpoint of a GAN; the other's second optimizer waits for its
-    first step.
+    """Only rank 0 resumed from a checkpoint of a GAN; the other rank's second optimizer has not
+    stepped yet.
     """
 
     def body(rank: int) -> Any:
@@ -115,7 +115,7 @@ def test_a_state_before_the_first_step_keeps_its_momentum(old: bool) -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_a_state_has_the_gradients_that_wait_for_a_step(old: bool) -> None:
-    """Of three passes one is done at the commit; those after it must not count twice."""
+    """One of three passes is done at the commit; later ones must not count twice."""
 
     def body(rank: int) -> None:
         import tf_keras
@@ -154,7 +154,7 @@ def test_a_state_has_the_gradients_that_wait_for_a_step(old: bool) -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_a_saved_model_continues_with_the_state_of_its_optimizer(old: bool, tmp_path: Path) -> None:
-    """Keras itself begins anew, though the folder has it."""
+    """Keras itself restarts the optimizer, although the folder has its state."""
     folder = str(tmp_path / "model")
 
     def body(rank: int) -> None:
@@ -182,7 +182,7 @@ def test_a_saved_model_continues_with_the_state_of_its_optimizer(old: bool, tmp_
 
 
 def test_a_file_without_optimizer_state_is_reported(tmp_path: Path) -> None:
-    """Keras 2 writes none of an old optimizer, without a word."""
+    """Keras 2 silently omits the state of an old optimizer."""
     file = str(tmp_path / "model.keras")
 
     def body(rank: int) -> None:

@@ -37,7 +37,7 @@ EXCHANGES: dict[str, tuple[str, Any, dict[str, Any]]] = {  # optimizer, strategy
 
 def test_local_sgd_is_its_model() -> None:
     """In ``fit``, with the callback of every Horovod program; in one process, models that take
-    turns are the model.
+    turns are the reference.
     """
 
     def body(rank: int) -> Any:
@@ -81,7 +81,7 @@ def test_local_sgd_is_its_model() -> None:
 
 
 def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
-    """Of a strategy that keeps nothing, and of one that does."""
+    """With a strategy without state, and with one that has state."""
 
     def body(rank: int) -> Any:
         import tf_keras
@@ -124,7 +124,7 @@ def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
 
 
 def test_keras_2_normalization_is_equal_on_all_ranks() -> None:
-    """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
+    """Each rank has adapted its layer to its own rows, and Keras has compiled the result."""
 
     def body(rank: int) -> Any:
         import tf_keras

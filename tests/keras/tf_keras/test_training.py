@@ -70,9 +70,7 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
 
 
 def test_a_metric_counts_the_first_batch_of_each_rank() -> None:
-    """Models with a ``train_step`` of their own (a GAN, a VAE) have metrics among their
-    variables.
-    """
+    """Models with a custom ``train_step`` (a GAN, a VAE) have metrics among their variables."""
 
     def body(rank: int) -> None:
         import tf_keras
@@ -108,7 +106,7 @@ def test_a_metric_counts_the_first_batch_of_each_rank() -> None:
 
 
 def test_models_train_as_one_without_eager_execution() -> None:
-    """As old programs do: ``tf.compat.v1.disable_eager_execution()``."""
+    """With ``tf.compat.v1.disable_eager_execution()``, as in old programs."""
 
     def train(rank: int, size: int) -> list[Any]:
         import tf_keras
@@ -136,8 +134,8 @@ def test_models_train_as_one_without_eager_execution() -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_learning_rates_and_momentum(old: bool) -> None:
-    """Warm-up over two epochs, then a tenth: after each batch the weight is where the
-    formulas say.
+    """Warm-up over two epochs, then a tenth: after each batch the weight has the value of the
+    formulas.
     """
 
     def body(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Who may stand at a listening socket, and for how long."""
+"""Admission of clients at a listening socket, and its time limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_other_users_are_turned_away_before_anything_is_read(
 def test_a_client_without_a_thread_gets_the_reason(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may be a rank of the job, which then looks for another way, and blames a firewall."""
+    """The client may be a rank of the job, which would try other ways, and blame a firewall."""
     served: list[socket.socket] = []
     gate = Newcomers("the gate", logger, 4)
     thread = _accepting(listener, gate, served)

@@ -23,7 +23,9 @@ def pair() -> Iterator[Pair]:
 
 
 class Server(threading.Thread):
-    """The accepting side, in a thread; ``error`` is what it raised, else there is a ``session``."""
+    """The accepting side, in a thread; ``error`` is its exception, otherwise there is a
+    ``session``.
+    """
 
     def __init__(
         self, sock: socket.socket, secret: str = SECRET, purpose: str = "test", seconds: float = 5.0
@@ -95,7 +97,7 @@ def test_a_recorded_handshake_is_worthless(pair: Pair) -> None:
 
 
 def test_an_echo_is_no_answer(pair: Pair) -> None:
-    """A stranger who plays the server's own messages back at it learns nothing and gets nowhere."""
+    """A stranger who replays the server's own messages learns nothing and gets no further."""
     server = Server(pair[0], seconds=2.0)
     pair[1].sendall(b"x" * NONCE)
     pair[1].sendall(pair[1].recv(NONCE, socket.MSG_WAITALL))

@@ -64,8 +64,8 @@ def test_messages_of_any_length(pair: Pair, length: int) -> None:
 
 
 def test_a_socket_that_does_not_block(pair: Pair) -> None:
-    """Several records are there at once; who reads less than all of them reads the rest without a
-    word from epoll.
+    """Several records arrive together; a reader of fewer reads the rest without a new event of
+    epoll.
     """
     server, client = met(pair)
     for session in (server, client):
@@ -141,7 +141,7 @@ def test_a_peer_without_tls_is_reported_on_both_sides(pair: Pair, here: str, the
 
 
 def stranger(change: Callable[[ssl.SSLContext], None]) -> ssl.SSLContext:
-    """A client that would trust anybody."""
+    """A client that accepts any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     change(context)

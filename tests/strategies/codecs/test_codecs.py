@@ -73,8 +73,8 @@ class TestNet(kit(NET)):  # type: ignore[misc]
 
 
 def test_a_codec_between_hosts_gets_the_sum_of_each_host() -> None:
-    """Two hosts of two ranks, with half of the tensor each: as if each half were that of two ranks
-    with these sums.
+    """Two hosts of two ranks, with half of the tensor each: each half equals two ranks with these
+    sums.
     """
 
     def body(transport: Transport) -> list[Values]:
@@ -118,7 +118,7 @@ def test_a_codec_between_hosts_has_to_be_named(spec: str) -> None:
 def sums(
     spec: str, given: Callable[[int, int], Values], size: int = 3, steps: int = 3
 ) -> list[Values]:
-    """What rank 0 gets in each step, for ``given(rank, step)`` as one flat tensor of float32."""
+    """Return rank 0's result of each step, for ``given(rank, step)`` as one flat tensor of float32."""
 
     def body(transport: Transport) -> list[Values]:
         made = codec(spec)
@@ -156,7 +156,7 @@ def test_int8_is_off_by_a_step_at_most_and_right_on_average() -> None:
 
 
 def one_bit(values: Values) -> Values:
-    """Seide's quantisation in blocks of 512: the mean of its side for each number."""
+    """Return Seide's quantisation in blocks of 512: for each number the mean of its sign."""
     out = np.empty_like(values)
     for begin in range(0, len(values), 512):
         block = values[begin : begin + 512]
@@ -192,7 +192,7 @@ def test_onebit_is_its_model() -> None:
 
 @pytest.mark.parametrize("most", [1e37, 2.5e38])
 def test_onebit_sends_numbers_as_large_as_they_come(most: float) -> None:
-    """Neither the sum of a block nor the difference of its two means is a float32."""
+    """Neither the sum of a block nor the difference of its two means fits into float32."""
     given = np.where(flat(0, 0) < 0, -most, most)
     (got,) = sums("onebit", lambda rank, number: given if rank else 0 * given, size=2, steps=1)
     assert np.allclose(got, given, rtol=1e-6)
@@ -207,8 +207,8 @@ def test_sign_is_the_vote_of_the_majority(size: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_sign_with_momentum_votes_by_the_momentum(size: int) -> None:
-    """Tensors travel with others than before; some ranks lack one, which counts as zeros, or all,
-    and it stays.
+    """Tensors are grouped differently in each step; a tensor that some ranks lack counts as zeros,
+    and one that all lack is unchanged.
     """
     shapes = [(40, 30), (700,), (9,), (5, 5)]
     units = ([0, 1, 2, 3], [3, 1], [0, 2], [1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3])

@@ -1,4 +1,4 @@
-"""Codecs that apply the optimizer's momentum themselves, against models of the optimizers."""
+"""Codecs that apply the optimizer's momentum, against models of the optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs that compress pushes to parameter servers: the kit, and what each sends."""
+"""Codecs that compress pushes to parameter servers: the kit, and the sent values of each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_kit_runs_every_codec_that_compresses_pushes() -> None:
 
 
 def sent(spec: str, steps: int) -> list[Any]:
-    """What arrives of one flat tensor in each step."""
+    """Return the arriving values of one flat tensor in each step."""
     rank, found = made(spec), []
     for step in range(steps):
         packed = rank.pack(parts_of(gradients(0, step, [(LENGTH,)]), shapes=[(LENGTH,)]), 0)

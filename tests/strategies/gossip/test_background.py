@@ -1,4 +1,4 @@
-"""Gossip in the background, against a model of itself that is given the same order of events."""
+"""Gossip in the background, against a model with the same order of events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECS = ["gossip_async", "gossip_async:complete,every=2", "gossip_async:ring,dam
 
 
 def rested(exchange: WeightExchange) -> None:
-    """No average is under way."""
+    """Wait until no average is in progress."""
     assert exchange._session is not None
     pairs = exchange._session.pairs(None)
     assert pairs._group is not None
@@ -112,8 +112,8 @@ def test_ranks_are_their_model() -> None:
 
 
 def model(strategy: AsyncGossip) -> tuple[list[Any], list[Any], list[list[int]]]:
-    """By rank, its weights in the end; the mean of what all show, with what they had not added; by
-    rank, the averages between exchanges.
+    """Return each rank's last weights; the mean of all ranks, with the residuals; and each rank's
+    averages between exchanges.
     """
     start = [np.ones(shape) for shape in SHAPES]
     ranks, anchors, shown = ([list(start) for _ in range(3)] for _ in range(3))
@@ -164,7 +164,7 @@ def test_pairs_of_every_graph_come_to_one_mind(graph: str, n: int) -> None:
 
 
 def test_ranks_end_and_join_when_they_like() -> None:
-    """What all have learned is in the mean, whoever averaged with whom."""
+    """The mean contains the changes of all ranks, for any choice of pairs."""
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
@@ -210,9 +210,7 @@ def test_ranks_end_and_join_when_they_like() -> None:
 
 
 def test_averages_stay_where_weights_are_added() -> None:
-    """One rank has gone on from an average, and the other one has not, when another weight
-    comes.
-    """
+    """When a weight is added, one rank has applied an average and the other has not."""
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
@@ -254,7 +252,7 @@ def test_averages_stay_where_weights_are_added() -> None:
 
 
 def test_pairs_with_unequal_weights_are_reported() -> None:
-    """Each has frozen one."""
+    """Each has frozen a different parameter."""
 
     def fn(rank: int) -> None:
         kept = StatefulExchange("test", GradientOptions(), AsyncGossip())

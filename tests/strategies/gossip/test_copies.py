@@ -1,6 +1,4 @@
-"""``gossip`` with a codec (CHOCO-SGD) against a model of itself, and what must stay whatever a
-codec leaves out.
-"""
+"""``gossip`` with a codec (CHOCO-SGD) against a model, and the invariants for any codec."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def beginning(rank: int) -> Arrays:
 
 
 def drift(rank: int, step: int) -> Arrays:
-    """What a rank's own step adds to its weights."""
+    """Return the change of a rank's weights by its own step."""
     random = np.random.default_rng(1000 * step + rank)
     return [random.standard_normal(shape) for shape in SHAPES]
 
@@ -60,7 +58,7 @@ def largest(change: Any, share: float) -> Any:
 
 
 def model(n: int, graph: str, gamma: float, steps: int) -> list[Any]:
-    """After algorithm 2 of the paper, with all ranks' weights in one process."""
+    """Return the weights by algorithm 2 of the paper, with all ranks in one process."""
     turns = range(n)
     to = [
         {other for turn in turns for other in GRAPHS[graph](rank, n, turn)} - {rank}
@@ -142,7 +140,7 @@ def test_ranks_reach_the_mean_with_each_codec(graph: str) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.2", "powersgd:1"])
 def test_a_run_continues_bit_for_bit(codec: str) -> None:
-    """Copies of neighbours are not in a checkpoint: these send theirs whole, once."""
+    """Copies of neighbours are not in a checkpoint: neighbours send theirs once in full."""
 
     def fn(rank: int) -> None:
         def trained(kept: StatefulExchange, weights: Arrays, steps: range) -> None:
@@ -172,9 +170,7 @@ def test_a_run_continues_bit_for_bit(codec: str) -> None:
 
 
 def test_a_copy_missing_at_neighbours_is_sent_again() -> None:
-    """Rank 0's state goes to all in mid-run, say: the mean of all ranks' weights stays from then
-    on.
-    """
+    """For example after rank 0's state was sent to all in mid-run: the mean of all weights stays."""
 
     def fn(rank: int) -> tuple[Any, Any]:
         weights = [np.random.default_rng(rank).standard_normal(30)]
@@ -195,7 +191,7 @@ def test_a_copy_missing_at_neighbours_is_sent_again() -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_ranks_recover_from_a_weight_that_is_not_finite(wrong: float) -> None:
-    """All take weights of before again; no difference would bring a copy back."""
+    """All ranks load earlier weights; no difference could repair a copy."""
 
     def fn(rank: int) -> list[Any]:
         found = []
@@ -255,7 +251,7 @@ def test_an_average_leaves_slots_of_a_strategy_alone() -> None:
 
 
 def test_copies_of_other_shapes_travel_whole_and_count() -> None:
-    """Weights that are added may be as many bytes as none, and others the same bytes."""
+    """Added weights may have no bytes, and others the same number of bytes."""
 
     def fn(rank: int) -> None:
         for more in (np.empty(0), np.empty(0, np.float32)):
@@ -299,9 +295,7 @@ def test_a_lost_message_is_sent_again() -> None:
 
 @pytest.mark.parametrize("codec", ["", "int8"])
 def test_other_weights_of_the_same_size_are_an_error(codec: str) -> None:
-    """Each has frozen one: they would average what is left of one with what is left of the
-    other.
-    """
+    """Each rank has frozen a different parameter: they would average unrelated weights."""
 
     def fn(rank: int) -> str:
         kept = StatefulExchange("test", GradientOptions(codec=codec or None), Gossip("ring"))

@@ -1,6 +1,4 @@
-"""Every mode against a plain model of itself: all ranks' weights in one process, step by step, in
-float64.
-"""
+"""Every mode against a plain model: all ranks' weights in one process, step by step, in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ SHAPES = [(3, 4), (), (0,), (5,)]
 
 
 def drift(rank: int, step: int) -> list[Any]:
-    """What a rank's own step adds to its weights."""
+    """Return the change of a rank's weights by its own step."""
     random = np.random.default_rng(1000 * step + rank)
     return [random.standard_normal(shape) for shape in SHAPES]
 
@@ -52,7 +50,7 @@ class Whole:
 
 
 def train(n: int, strategy: Strategy, steps: int, codec: str | type[Whole] = "") -> list[list[Any]]:
-    """By rank: its weights in the end."""
+    """Return each rank's last weights."""
 
     def fn(rank: int) -> list[Any]:
         weights = [np.ones(shape) for shape in SHAPES]
@@ -141,8 +139,8 @@ def test_every_mode_is_its_model(n: int) -> None:
 
 
 def test_a_codec_compresses_changes_since_the_last_exchange() -> None:
-    """What it leaves out comes later; ranks hold the same bits; one that begins with other weights
-    is brought in.
+    """The residual is sent later; all ranks have equal bits; a rank with different first weights is
+    corrected.
     """
     goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
@@ -201,9 +199,7 @@ def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
 
 
 def test_a_codec_compresses_distances_from_the_centre() -> None:
-    """Centres are the same bits on all ranks, also after one has joined; what is left out comes
-    later.
-    """
+    """Centres have equal bits on all ranks, also after one has joined; the residual is sent later."""
     goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
     def fn(rank: int) -> tuple[list[Any], list[Any], int]:
@@ -237,7 +233,9 @@ def test_a_codec_compresses_distances_from_the_centre() -> None:
 
 
 def test_the_rest_of_a_distance_does_not_count_twice() -> None:
-    """It is in the next distance, too: a centre that got the sum would run away from all ranks."""
+    """The residual is part of the next distance: with the sum of both, a centre would run away from
+    all ranks.
+    """
 
     def fn(rank: int) -> float:
         weights = [np.ones(50)]

@@ -1,6 +1,4 @@
-"""Strategies over parameter servers, against models of themselves that are given the same order of
-events.
-"""
+"""Strategies over parameter servers, against models with the same order of events."""
 
 from __future__ import annotations
 
@@ -75,9 +73,9 @@ def test_asynchronous_ranks_are_their_model() -> None:
 
 
 def model(strategy: ParameterServer, bound: float) -> tuple[list[Any], list[Any], list[list[int]]]:
-    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the
-    staleness of pushes. Of a push only what is ``bound`` or more is sent, and the rest with the
-    next one.
+    """Return each rank's last weights; the centre, with the values not yet pushed; and the
+    staleness of each rank's pushes. A push sends only values of at least ``bound``, and the rest
+    with the next push.
     """
     start = [np.ones(shape) for shape in SHAPES]
     ranks, anchors = [list(start) for _ in range(3)], [list(start) for _ in range(3)]
@@ -127,7 +125,7 @@ def stepped(strategy: ParameterServer, way: Any, kept: Any, place: int) -> Any:
 
 
 def test_ranks_that_push_by_a_codec_come_to_their_goal() -> None:
-    """What a codec leaves out of a push comes with a later one, at the latest in the end."""
+    """The residual of a push is sent with a later one, at the latest at the end."""
     goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
 
     def fn(rank: int) -> list[list[Any]]:
@@ -159,9 +157,7 @@ def test_ranks_that_push_by_a_codec_come_to_their_goal() -> None:
 
 
 def test_synchronous_ranks_step_together_also_after_a_join() -> None:
-    """Rank r has r + 2 steps before each join; what it has left is the mean of those that are
-    there.
-    """
+    """Rank r has r + 2 steps before each join; later steps use the mean of the present ranks."""
 
     def fn(rank: int) -> None:
         import farandole.numpy as hvd
@@ -194,8 +190,8 @@ def test_synchronous_ranks_step_together_also_after_a_join() -> None:
 
 
 def test_statistics_of_stopped_ranks_do_not_come_back() -> None:
-    """They go with the weights: rank 2 has the last ones, and what nobody has pushed of them counts
-    like its weights. A rank that stopped has old ones, which were in the centre once already.
+    """Statistics belong to the weights: rank 2 has the last ones, and unpushed statistics count
+    like its weights. A stopped rank has old ones, which the centre has already counted.
     """
 
     def fn(rank: int) -> None:
@@ -250,9 +246,7 @@ def test_process_sets_have_a_centre_each() -> None:
 
 
 def test_a_centre_is_that_of_the_weights_of_now() -> None:
-    """Of weights that came later, of an earlier state that was loaded, and of a process set that
-    was made anew.
-    """
+    """For weights added later, an earlier loaded state, and a recreated process set."""
 
     def fn(rank: int) -> None:
         from farandole.job import context

@@ -1,4 +1,4 @@
-"""Every collective gives what Gloo gives: to the bit for integers, bits, minimum and maximum; to
+"""Every collective gives Gloo's result: to the bit for integers, bits, minimum and maximum; to
 rounding for sums.
 """
 
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 
 def against_gloo(rank: int) -> None:
-    """On 3 ranks whose default group is Gloo's."""
+    """Compare with Gloo, the default group, on 3 ranks."""
     import torch
     from torch import distributed as dist
 
@@ -155,7 +155,7 @@ def reduces(rank: int, n: int, group: Any, values: Any, same: Any) -> None:
 
 
 def shapes(rank: int, group: Any, same: Any) -> None:
-    """Memory with gaps, of other orders, of parameters, of nothing."""
+    """Memory with gaps, in different orders, of parameters, empty."""
     import torch
     from torch import distributed as dist
 
@@ -182,9 +182,7 @@ def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
 
 
 def overlapping(rank: int) -> None:
-    """On 3 ranks: what is given and what is taken lie in one piece of memory, at its place in it
-    and elsewhere.
-    """
+    """On 3 ranks: inputs and outputs are in one piece of memory, at the same offset and at others."""
     import torch
     from torch import distributed as dist
 
@@ -234,7 +232,7 @@ def test_results_may_overlap_what_is_given(wire: str) -> None:
 
 
 def of_functional_collectives(rank: int) -> None:
-    """Their results, which nobody has waited for, and views of these."""
+    """Pass on results that were not awaited, and views of them."""
     import torch
     import torch.distributed._functional_collectives as functional
     from torch import distributed as dist
@@ -317,7 +315,7 @@ def test_a_root_outside_the_group_is_refused() -> None:
 
 
 def averages_of_int64(rank: int) -> None:
-    """Times in nanoseconds, say: the sum of some ranks does not fit, the average does."""
+    """Times in nanoseconds, for example: the sum of some ranks overflows, the average does not."""
     import torch
     from torch import distributed as dist
 
@@ -368,8 +366,8 @@ def test_an_empty_tensor_gets_an_error_with_the_cure() -> None:
 
 
 def in_inference_mode(rank: int) -> None:
-    """With gaps, so that they are copied, on a thread of ours: the mode is that of the program's
-    thread alone.
+    """With gaps, so that they are copied, on a thread of the group: the mode belongs to the
+    program's thread.
     """
     import torch
     from torch import distributed as dist

@@ -1,6 +1,4 @@
-"""Models that are split over workers train as on one: their layers on different ones, or their
-matrices.
-"""
+"""Models divided over workers, by layers or by matrices, train as on one worker."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def left_barrier(rank: int, left: Path) -> str:
 
 
 def test_a_monitored_barrier_reports_that_rank_0_has_left(tmp_path: Path) -> None:
-    """Whether it waits already or comes later. It waited twice the timeout."""
+    """Whether rank 0 left during the barrier or before it; within the timeout."""
     texts = members(3, lambda rank: left_barrier(rank, tmp_path / "left"))
     assert texts[0] == "preempted"
     assert [mentions(text, "ValueError", "barrier") for text in texts] == [
@@ -74,7 +74,7 @@ def barrier_of_a_dead_rank(rank: int) -> str:
 
 
 def test_a_monitored_barrier_reports_a_lost_rank() -> None:
-    """At once. It said that its time was over."""
+    """Immediately, and not as a timeout."""
     texts = members(3, barrier_of_a_dead_rank, deaths=True)
     assert "Rank 2 failed to pass monitoredBarrier: " in texts[0]
     assert ["timed out" in text or "20000 ms" in text for text in texts[:2]] == [False, False]
@@ -82,7 +82,7 @@ def test_a_monitored_barrier_reports_a_lost_rank() -> None:
 
 
 def too_late(rank: int, what: str) -> str:
-    """On 3 ranks: rank 2 comes when the others have given up, stops, or is killed."""
+    """On 3 ranks: rank 2 arrives after the others have given up, stops, or is killed."""
     import torch
     from torch import distributed as dist
 
@@ -108,9 +108,7 @@ def too_late(rank: int, what: str) -> str:
 
 
 def killed_together(rank: int) -> None:
-    """Rank 2 is killed, while others are in the barrier still, or have begun what comes after
-    it.
-    """
+    """Rank 2 is killed while others are still in the barrier, or in the next call."""
     import torch
     from torch import distributed as dist
 
@@ -121,7 +119,7 @@ def killed_together(rank: int) -> None:
 
 
 def names_rank_2(text: str) -> bool:
-    """Beside rank 1, where that was late, too."""
+    """Check that rank 2 is named, with rank 1 if that was late, too."""
     return re.search(r"\branks? (1, )?2\b", text) is not None
 
 
@@ -142,7 +140,7 @@ def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
 
 
 def without_rank_0(rank: int) -> None:
-    """Rank 1 of 3 comes to a store where rank 0 never was."""
+    """Rank 1 of 3 connects to a store without rank 0."""
     from torch import distributed as dist
 
     from farandole.errors import RendezvousError

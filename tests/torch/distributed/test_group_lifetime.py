@@ -1,4 +1,4 @@
-"""Groups begin, end, and begin again, also after a fork, and hold no memory."""
+"""Groups begin, end, and begin again, also after a fork, and release their memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 
 
 def in_turn() -> None:
-    """On 3 ranks: what a call reads is what those before it gave, also with gaps or a factor."""
+    """On 3 ranks: a call reads the results of earlier calls, also with gaps or a factor."""
     import torch
     from torch import distributed as dist
 
@@ -43,9 +43,7 @@ def in_turn() -> None:
 
 
 def what_a_fork_leaves() -> None:
-    """A child cannot call the group of its parent, in whose memory it would; nor does it end it,
-    whatever it does.
-    """
+    """A child can neither call nor end the group of its parent, whose memory it would write."""
     child = os.fork()
     if child == 0:
         try:
@@ -76,7 +74,7 @@ def of_a_fork() -> None:
 
 
 def met(rank: int, group: Any) -> None:
-    """A call after a barrier that rank 0 has left already, while others may be in it still."""
+    """A call after a barrier that rank 0 has already left, while others may still be in it."""
     import torch
     from torch import distributed as dist
 
@@ -184,7 +182,7 @@ def test_groups_begin_end_and_begin_again() -> None:
 
 
 def memory_of_groups(rank: int) -> None:
-    """On 2 ranks: what a group held goes when it ends, not when Python looks for garbage."""
+    """On 2 ranks: a group's memory is released when it ends, not by the garbage collector."""
     import torch
     from torch import distributed as dist
 
@@ -213,7 +211,7 @@ def test_a_group_that_was_destroyed_holds_nothing(wire: str) -> None:
 
 
 def default_groups() -> float:
-    """Rank 0 ends each later than the others, which are at the next one then."""
+    """Rank 0 ends each group later than the others, which have already begun the next."""
     import time
 
     import torch
@@ -234,12 +232,12 @@ def default_groups() -> float:
 
 
 def test_one_default_group_after_the_other() -> None:
-    """No rank is cut off by the end of the store that rank 0 serves."""
+    """The end of rank 0's store disconnects no rank."""
     assert farandole.run(default_groups, np=2) == [10.0, 10.0]
 
 
 def without_an_import(rank: int) -> None:
-    """As PyTorch does it when it is imported."""
+    """As PyTorch does when it is imported."""
     from torch import distributed as dist
 
     from farandole.job.plugins import autoload
@@ -277,9 +275,7 @@ def begins_beside_nccl(**options: Any) -> None:
 
 
 def test_a_program_may_name_its_gpu_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning does, and torch then looks for the GPU's backend before it knows what the group was
-    asked for.
-    """
+    """Lightning does, and torch then looks for the GPU's backend before it knows the requested one."""
     import torch
 
     gpu = torch.device("cuda", 0)
@@ -291,7 +287,7 @@ def test_a_program_may_name_its_gpu_when_it_begins(monkeypatch: pytest.MonkeyPat
 
 
 def with_another_secret(_: int) -> None:
-    """What the store tells never replaces the job's secret."""
+    """Values in the store never replace the job's secret."""
     import json
 
     from torch import distributed as dist
@@ -313,7 +309,7 @@ def with_another_secret(_: int) -> None:
 
 
 def test_no_rank_answers_for_a_failed_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where it could not begin, nor where its end was interrupted."""
+    """Neither if the group could not begin, nor if its end was interrupted."""
     from farandole.torch.distributed import process_group
 
     meeting, answers = Mock(), Mock()

@@ -15,8 +15,8 @@ BUSY = 0.06  # seconds; longer than anybody waits before running what another th
 
 
 def power_sgd(rank: int) -> None:
-    """On 2 ranks, of which one computes for long between two buckets, and sleeps. Backward has
-    calls of its own.
+    """On 2 ranks, one of which computes long between two buckets, and sleeps. Backward makes calls,
+    too.
     """
     import torch
     from torch import distributed as dist
@@ -41,7 +41,7 @@ def power_sgd(rank: int) -> None:
 
 
 def polling(rank: int) -> None:
-    """Backward asks for a sum until it is there, or for its future."""
+    """Backward polls a sum until it is complete, or its future."""
     import torch
     from torch import distributed as dist
 
@@ -91,7 +91,7 @@ def built_in(rank: int) -> None:
 
 
 def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
-    """The parameters of a model with several buckets after steps of which the last ones
+    """Return the parameters of a model with several buckets after steps, of which the last ones
     compress.
     """
     import torch

@@ -1,4 +1,4 @@
-"""Asynchronous work, messages, and calls that do not fit."""
+"""Asynchronous work, messages, and calls that do not match."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def work_and_messages(rank: int) -> None:
 
 
 def torchs_overloads(rank: int) -> None:
-    """On 2 ranks: a group's own methods, by the names that torch gives their arguments."""
+    """On 2 ranks: a group's methods, with torch's argument names."""
     import torch
     from torch import distributed as dist
 
@@ -124,7 +124,7 @@ def torchs_overloads(rank: int) -> None:
 
 
 def what_does_not_fit(rank: int) -> None:
-    """On 2 ranks: an error on both, and the group goes on."""
+    """On 2 ranks: an error on both, and the group continues."""
     import torch
     from torch import distributed as dist
 
@@ -202,7 +202,7 @@ def what_does_not_fit(rank: int) -> None:
 
 
 def of_another_size(rank: int) -> str:
-    """On 2 ranks: a message that does not fit ends both."""
+    """On 2 ranks: a message of the wrong size ends both."""
     import torch
     from torch import distributed as dist
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 
 def refused_here(rank: int) -> list[tuple[str, str]]:
-    """The type and the text of each call's error on this rank of 2."""
+    """Return the type and the text of each call's error on this rank of 2."""
     import torch
     from torch import distributed as dist
 
@@ -62,7 +62,7 @@ def test_a_refusal_on_one_rank_is_that_call_on_the_others(wire: str) -> None:
 
 
 def expanded(rank: int) -> None:
-    """On 2 ranks: several elements share one place in memory, as ``expand()`` makes them."""
+    """On 2 ranks: several elements share one place in memory, as ``expand()`` creates them."""
     import torch
     from torch import distributed as dist
 

@@ -1,4 +1,4 @@
-"""The store of torch.distributed, by which the ranks of a group meet."""
+"""The store of torch.distributed, through which the ranks of a group connect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 
 def test_looking_for_who_has_not_come_yet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """torch's own ``wait`` prints two warnings each time, and a rank looks twice a second for those
-    that are late.
+    """torch's ``wait`` prints two warnings each time, and a rank polls twice a second for late
+    ranks.
     """
     from torch import distributed as dist
 
@@ -55,7 +55,7 @@ def test_a_handler_of_a_signal_ends_the_wait_for_others() -> None:
 def test_a_rank_outside_the_world_size_is_refused(
     named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch waited for rank 0."""
+    """torch would wait for rank 0."""
     from torch import distributed as dist
 
     import farandole.torch.distributed  # noqa: F401
@@ -80,7 +80,7 @@ def test_a_rank_outside_the_world_size_is_refused(
 
 
 def one_catches_its_error(rank: int, wrong: int) -> None:
-    """And leaves."""
+    """Catch the error and leave."""
     from torch import distributed as dist
 
     if rank == wrong:
@@ -101,7 +101,7 @@ def test_no_rank_waits_for_a_departed_one(wrong: int, wire: str) -> None:
 
 
 def one_gives_up(rank: int, wrong: int, where: str) -> None:
-    """And lives on: the next group is made."""
+    """Give up and continue: the next group is made."""
     import torch
     from torch import distributed as dist
 

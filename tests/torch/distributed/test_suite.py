@@ -1,6 +1,4 @@
-"""PyTorch's own tests of torch.distributed pass, but for those of a file that says why they
-do not.
-"""
+"""PyTorch's own tests of torch.distributed pass, except those listed in a file with the reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def test_pytorchs_own_tests_pass() -> None:
 
 
 def on_eight_ranks(_: int) -> dict[str, set[str]]:
-    """How each test of subgroups ended, on all ranks."""
+    """Return the result of each test of subgroups, on all ranks."""
     left_out = suite.exceptions()
     wanted = [
         name

@@ -1,4 +1,4 @@
-"""What people build on torch.distributed: it trains as one process does."""
+"""Libraries on torch.distributed train as one process does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 
 def users(rank: int, folder: str) -> None:
-    """On 2 ranks, whose batches together are the one of a single process."""
+    """On 2 ranks, whose batches together are the batch of a single process."""
     import torch
     from torch import distributed as dist
     from torch.nn import functional
@@ -123,7 +123,7 @@ def tensor_parallel(first: Any, inputs: Any) -> None:
 
 
 def uneven_inputs(first: Any, rank: int) -> None:
-    """Of one rank more than of the other: join; and no_sync leaves gradients alone."""
+    """One rank has one batch more than the other: join; and no_sync does not touch gradients."""
     import torch
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel

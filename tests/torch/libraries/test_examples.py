@@ -23,7 +23,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def output_of(script: str, *arguments: str, launcher: list[str] = RUN, np: int = 2) -> str:
-    """What the example prints, without the ranks' prefixes."""
+    """Return the output of the example, without the ranks' prefixes."""
     program = [
         *([sys.executable] if launcher is RUN else []),
         str(ROOT / "examples" / script),
@@ -61,8 +61,8 @@ def load(script: str) -> Any:
 
 
 def by_hand(script: str) -> tuple[float, list[float]]:
-    """The sum of the weights and the losses of one process that trains in a plain loop, with both
-    ranks' batches.
+    """Return the sum of the weights and the losses of one process that trains in a plain loop with
+    both ranks' batches.
     """
     import torch
     from torch.utils.data import DistributedSampler
@@ -97,7 +97,7 @@ def test_accelerate() -> None:
 
 
 def test_lightning() -> None:
-    """Under torchrun, by which it takes a way of its own into the job."""
+    """Under torchrun, where Lightning joins the job in its own way."""
     output = output_of("torch_lightning.py", launcher=TORCHRUN)
     expected, means = by_hand("torch_lightning.py")
     assert weights(output) == pytest.approx(expected, abs=2e-4)
@@ -105,7 +105,7 @@ def test_lightning() -> None:
 
 
 def test_trainer() -> None:
-    """Beside one process without a group, with batches of 16."""
+    """Compared with one process without a group, with batches of 16."""
     output = output_of("torch_trainer.py")
     from transformers import Trainer, TrainingArguments
 

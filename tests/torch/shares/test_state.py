@@ -34,7 +34,7 @@ def network() -> Any:
 
 
 def trained(ranks: int, workers: int = 0, clip: float = 0.0, shares: int = 4) -> Any:
-    """The bits of weights, statistics and momentum of each rank, and its counts."""
+    """Return the bits of weights, statistics and momentum of each rank, and its counts."""
 
     def check(rank: int) -> Any:
         import farandole.torch as hvd
@@ -129,7 +129,7 @@ def test_parameters_without_gradients_stay_without() -> None:
 
 
 def loop(rank: int) -> Any:
-    """A loop of the program's own, with commits after each batch and an evaluation."""
+    """Run a custom loop, with commits after each batch and an evaluation."""
     import farandole.torch as hvd
 
     with_shares(4)
@@ -173,7 +173,7 @@ def test_a_loop_of_the_program_commits_whole_steps() -> None:
 
 
 def commits_with(every_batch: bool) -> int:
-    """Counts steps in a loop of the program's own, and commits after every second one."""
+    """Count steps in a custom loop, and commit after every second one."""
     import farandole.torch as hvd
 
     with_shares(3)
@@ -200,7 +200,7 @@ def test_commits_at_different_steps_are_reported() -> None:
 
 
 def checks_with(every_batch: bool) -> int:
-    """Asks for changes of hosts after every second step, and never commits."""
+    """Check for changed hosts after every second step, and never commit."""
     import farandole.torch as hvd
 
     with_shares(3)

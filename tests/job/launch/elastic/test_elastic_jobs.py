@@ -1,4 +1,4 @@
-"""Elastic jobs on this machine: ranks that die, join and leave, and nothing is lost."""
+"""Elastic jobs on this machine: ranks die, join and leave, and no step is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def check_complete(results: list[Done], folder: Path) -> None:
-    """No step was lost or made twice, and all ranks agree."""
+    """Check that no step was lost or taken twice, and that all ranks agree."""
     assert [done.rank for done in results] == list(range(len(results)))
     assert {done.size for done in results} == {len(results)}
     assert {done.total for done in results} == {float(STEPS)}
@@ -68,7 +68,7 @@ def test_fewer_than_min_np_wait_for_a_new_rank(tmp_path: Path) -> None:
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:
     """``localhost`` and ``127.0.0.1`` are two hosts of this machine. One rank joins slowly, and the
-    others go on meanwhile.
+    others continue meanwhile.
     """
 
     def hosts() -> dict[str, int]:

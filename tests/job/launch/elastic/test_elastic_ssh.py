@@ -1,4 +1,4 @@
-"""An elastic job on hosts by ssh: a rank dies, a host joins, another one vanishes."""
+"""An elastic job on hosts reached by ssh: a rank dies, a host joins, another host vanishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's loop of an elastic job, with processes that are simulated."""
+"""The driver's loop of an elastic job, with simulated processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process sets in elastic jobs: survivors and new ranks have the same ones in each membership."""
+"""Process sets in elastic jobs: remaining and new ranks have the same sets in each membership."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hosts vanish or do not reach each other in the middle of a training: no committed step is lost, and
-no rank's own values.
+"""Hosts vanish or cannot reach each other during a training: no committed step and no local value
+of a rank is lost.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_a_host_that_reaches_no_other_is_left_out(four: Hosts, tmp_path: Path) -
 
 
 def test_a_suspended_host_is_left_out(four: Hosts, tmp_path: Path) -> None:
-    """Its connections stay open, so that only the driver notices; then it goes on."""
+    """Its connections stay open, so that only the driver notices; later the host resumes."""
     (tmp_path / "train.py").write_text(TRAIN)
     train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "3")
     job = start(four, "run", "-np", "3", "--min-np", "2", "-H", "b:1,c:1,d:1", *train)

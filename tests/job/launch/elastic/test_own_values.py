@@ -1,4 +1,4 @@
-"""Values that each rank of an elastic job has for itself outlive their rank."""
+"""Values that differ between the ranks of an elastic job outlive their rank."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def train() -> None:
-    """Train with another shape on rank 1 in step 3, and commit at each beginning."""
+    """Train with a different shape on rank 1 in step 3, and commit at each beginning."""
     hvd.init()
     state = ObjectState(step=0)
 
