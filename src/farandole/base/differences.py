@@ -43,8 +43,8 @@ def first_difference(
 def names_of_one(
     first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]
 ) -> str:
-    """Return the names that only ``first`` or ``other`` has, preceded by a semicolon; empty if
-    there are none.
+    """Return the names that only ``first`` or ``other`` has, preceded by a semicolon; empty without
+    such names.
     """
     only = [(first, _without(mine, theirs)), (other, _without(theirs, mine))]
     return "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)

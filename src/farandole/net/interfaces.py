@@ -94,8 +94,8 @@ def listening(host: str, backlog: int = 128) -> socket.socket:
         if error.errno != errno.EADDRNOTAVAIL or not is_loopback(host):
             raise
         raise SettingsError(
-            f"this host ({socket.gethostname()}) lacks the address {host}, where the processes of"
-            f" a host meet: ip address add {host}/{128 if ':' in host else 8} dev lo"
+            f"this host ({socket.gethostname()}) lacks the address {host}, which connects its"
+            f" processes: ip address add {host}/{128 if ':' in host else 8} dev lo"
         ) from None
 
 

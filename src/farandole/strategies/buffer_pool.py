@@ -27,7 +27,9 @@ class _Piece:
         self.borrowed: Callable[[], Any] = lambda: None
 
     def lend(self) -> Array:
-        """Return the memory as a separate array object, which lives as long as its views."""
+        """Return the memory as a separate array object, which lives until its last view is
+        released.
+        """
         view = memoryview(self.memory)  # type: ignore[arg-type]
         lent: Array = np.frombuffer(view, dtype=np.uint8)
         self.borrowed = weakref.ref(lent)

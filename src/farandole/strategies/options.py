@@ -57,7 +57,7 @@ class GradientOptions(NamedTuple):
     compression: Any = NoneCompressor  # a Compressor for each tensor
     passes: int = 1  # backward passes whose gradients are accumulated before they are reduced
     average_passes: bool = False  # ... and divided by their number
-    # gradients that travel together: the number of groups, or their members
+    # gradients that are sent together: the number of groups, or their members
     groups: int | Sequence[Sequence[Any]] = ()
     sparse_as_dense: bool = False  # sparse gradients are sent as dense ones
     # gradients of variables that are not reduced are divided by the number of ranks

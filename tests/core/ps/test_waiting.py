@@ -163,8 +163,8 @@ def test_one_rank_with_different_weights_is_reported_on_all(
         assert [text for text in told if text != "in consequence"], told
         for text in told:
             assert text == "in consequence" or re.match(
-                rf"test: all ranks must train the same weights, but rank {odd} has frozen or left"
-                r" out w1 of shape "
+                rf"test: all ranks must train the same weights, but rank {odd} has frozen or removed"
+                r" w1 of shape "
                 r"\(2,\) and type float64 and has added new of shape \(2, 3\) .* after exchange 1,"
                 rf" and rank {1 - odd} "
                 r"continued .* in the same step; .* call average_weights\(\) before$",

@@ -195,13 +195,13 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.parametrize("size", [1, 2, 3, 12, 33, 111, 112])
 def test_the_places_of_all_ranks_are_one_tree(size: int) -> None:
     places = [overlay(rank, size) for rank in range(size)]
-    edges = {(place.rank, peer) for place in places for peer in place.beyond}
+    edges = {(place.rank, peer) for place in places for peer in place.reachable}
     assert edges == {(two, one) for one, two in edges}, "neighbours of each other"
     tree = places[0].relays
     assert len(edges) == (2 * (size - 1) if tree else size * (size - 1))
     for place in places:
-        assert sum(place.beyond.values()) == size - 1
-        assert len(place.beyond) <= overlays.FANOUT + 1 or not tree
+        assert sum(place.reachable.values()) == size - 1
+        assert len(place.reachable) <= overlays.FANOUT + 1 or not tree
         for gone in {0, size // 2, size - 1} - {place.rank}:
             cut = {rank for ranks in place.severed(gone) for rank in ranks}
             assert cut == set(range(size)) - _reached(place.rank, gone, edges), (place.rank, gone)
@@ -226,7 +226,7 @@ def _reached(start: int, gone: int, edges: set[tuple[int, int]]) -> set[int]:
 
 def test_a_thousand_ranks_are_three_steps_from_the_root() -> None:
     assert max(len(overlay(rank, 1024).subtrees) for rank in range(1024)) == 4
-    assert max(len(overlay(rank, 1024).beyond) for rank in range(1024)) == 11
+    assert max(len(overlay(rank, 1024).reachable) for rank in range(1024)) == 11
 
 
 def test_runs_of_the_same_message_become_one_and_come_back() -> None:

@@ -150,8 +150,8 @@ class PushCodec(Codec, Protocol):
         """
 
     def unpack(self, payload: Array, out: Array) -> None:
-        """Decode a payload of ``pack`` into the flat ``out``, which is as long as all parts
-        together.
+        """Decode a payload of ``pack`` into the flat ``out``, which has the total length of all
+        parts.
 
         Runs on the server and uses no state. Raises ValueError or IndexError for a malformed
         payload.

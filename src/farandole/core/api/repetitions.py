@@ -34,5 +34,5 @@ class Repetitions:
         reason = self._text if self.count == most else "see the errors of the other ranks"
         raise RepeatedFailureError(
             f"the same failure occurred {most} times in a row after a return to the last commit:"
-            f" {reason}. The program does not get past this commit: fix the program"
+            f" {reason}. Fix the program, which cannot get past this commit"
         )

@@ -1,4 +1,4 @@
-"""A second thread next to its owner, so that a rank can move data on two wires at once."""
+"""A second thread next to its owner, so that a rank can move data on two wires concurrently."""
 
 from __future__ import annotations
 

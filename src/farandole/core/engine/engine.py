@@ -545,6 +545,6 @@ class Engine:
     def _leave(self) -> None:
         """Announce that this rank leaves, if it can post now, without waiting for other ranks."""
         if self._ended is None and not self._outbox.posted and self.size > 1:
-            with contextlib.suppress(HorovodInternalError):  # the other ranks are gone already
+            with contextlib.suppress(HorovodInternalError):  # the other ranks have already ended
                 self.transport.board.post(wire.encode([], [], shutdown=True))
         self._fail_all(ShutDownError())

@@ -274,7 +274,7 @@ class CheckedCollectives:
             )
         raise MismatchError(
             f"the ranks of {self._name} made different calls:\n{lines}\nAll ranks of a group must"
-            " make the same calls on it, in one order, with the same operations, dtypes and shapes."
+            " make the same calls in the same order, with the same operations, dtypes and shapes."
         )
 
     def _gathered_texts(self, mine: str) -> list[str]:

@@ -423,7 +423,7 @@ class Messages:
         raise message.error
 
     def _end_overdue(self, now: float) -> None:
-        """End messages whose timeout has passed or whose peer is gone."""
+        """End messages after their timeout or the loss of their peer."""
         stalled: list[tuple[Transfer, StalledError]] = []
         with self._changing:
             for message in self._all():

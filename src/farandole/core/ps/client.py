@@ -332,11 +332,11 @@ class CentreClient:
         held = zip(sizes, self._sizes, strict=False)
         differ = [(place, *both) for place, both in enumerate(held) if both[0] != both[1]]
         what = (
-            f"{len(sizes)} weights and statistics were given, but the parameter servers hold"
+            f"{len(sizes)} weights and statistics were passed, but the parameter servers have"
             f" {len(self._sizes)}"
         )
         if differ:
-            what = "array {} has {} numbers, but {} on the parameter servers".format(*differ[0])
+            what = "array {} has {} elements, but {} on the parameter servers".format(*differ[0])
         raise ValueError(
             f"{self._label()}: {what}; if the size of a model changes, create a new optimizer"
         )

@@ -91,7 +91,7 @@ class Clocks:
         self._arrived: set[int] = set()  # ranks with a collected push for the current step
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the state as JSON-serializable facts, see ``load``."""
+        """Return the state in JSON-serializable form, see ``load``."""
         pairs = {name: list(vars(self)[name].items()) for name in _BY_RANK}
         sets = {name: sorted(vars(self)[name]) for name in _SETS}
         decisions = [
@@ -100,7 +100,7 @@ class Clocks:
         return {"version": self.version, **pairs, **sets, "decisions": decisions}
 
     def load(self, facts: dict[str, Any]) -> None:
-        """Take over the state of ``to_facts``."""
+        """Restore the state from ``to_facts``."""
         self.version = int(facts["version"])
         vars(self).update({name: dict(facts[name]) for name in _BY_RANK})
         vars(self).update({name: set(facts[name]) for name in _SETS})

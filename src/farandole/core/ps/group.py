@@ -284,7 +284,7 @@ def _changed(before: Sequence[Any], now: Sequence[Any]) -> str:
     """Return the changes from one set of tensors to another, as text."""
     names = [Counter(_shown(tensor) for tensor in tensors) for tensors in (before, now)]
     changes = (
-        ("has frozen or left out", [*(names[0] - names[1])]),
+        ("has frozen or removed", [*(names[0] - names[1])]),
         ("has added", [*(names[1] - names[0])]),
     )
     texts = [
@@ -309,7 +309,7 @@ def facts(
     statistics: int,
     codec: str,
 ) -> Message:
-    """Return the facts for a rank's ``hello``."""
+    """Return the description for a rank's ``hello``."""
     return {
         "ranks": list(ranks),
         "rule": list(rule),

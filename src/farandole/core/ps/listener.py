@@ -20,7 +20,7 @@ PENDING = 1024  # connections that are not authenticated yet
 
 
 class Listener:
-    """A listener, which serves as soon as it is created.
+    """A listener that serves as soon as it is created.
 
     It calls ``_converse`` with each authenticated connection. ``place``: the listener's name in
     messages; ``names``: the interfaces to listen on, in addition to a Unix socket (empty: all).

@@ -35,7 +35,7 @@ Name = tuple[str, str]  # the name of a group: the session in the job, the optim
 
 
 class CentreServer(Listener):
-    """A parameter server, which serves as soon as it is created.
+    """A parameter server that serves as soon as it is created.
 
     ``interfaces``: the interfaces to listen on, in addition to a Unix socket. ``ended(scope,
     rank)``: for a rank that is not connected here, "bye" if it has ended, "leave" if it has joined,

@@ -52,7 +52,7 @@ class Newcomers:
         """Accept newcomers, each on a thread that runs ``serve``, until ``listener`` is shut down
         or closed.
 
-        On a Unix socket, other users are rejected at once.
+        On a Unix socket, other users are rejected immediately.
         """
         while True:
             try:
@@ -104,8 +104,8 @@ class Newcomers:
             self._warned.add(unfinished)
         if first and unfinished:
             self._logger.info(
-                "a client%s connected to %s and closed the connection, or was silent, before the"
-                " handshake was done (%s): it may be a port scanner, or a rank that was ended",
+                "a client%s connected to %s but did not complete the handshake (%s): it may be a"
+                " port scanner, or a rank that was killed",
                 _at(peer),
                 self._place,
                 error,
@@ -113,7 +113,7 @@ class Newcomers:
         elif first:
             self._logger.warning(
                 "an unknown client%s connected to %s and was refused (%s); the job continues, and"
-                " further ones are refused silently",
+                " further unknown clients are refused silently",
                 _at(peer),
                 self._place,
                 error,

@@ -3,7 +3,7 @@
 Both ends present the certificate derived from the job's secret (``certificate``) and trust no
 other. A ``TlsStream`` has a socket's methods for moving bytes; other operations use the socket
 itself. The stream may have read more from the socket than was requested. A caller that waits with a
-selector must therefore read until it gets less than it has room for, or BlockingIOError: then all
+selector must therefore read until its buffer is not filled, or until BlockingIOError: then all
 received data has been read.
 """
 

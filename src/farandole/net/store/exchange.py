@@ -13,7 +13,7 @@ class SecretExchange:
     """A small store that gives the secret of ``store`` to processes whose arguments and environment
     are public.
 
-    They get a bootstrap ``token``, which requires TLS and opens only this exchange. Each of
+    They receive a bootstrap ``token``, which requires TLS and opens only this exchange. Each of
     ``slots`` yields the secret once. Afterwards the exchange is closed, and the token is worthless,
     even to an eavesdropper who has captured the token and all packets.
     """

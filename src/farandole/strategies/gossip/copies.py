@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _GAMMA = 0.1  # for codecs without a ``consensus_step``
-# int64: whether the copies come first, whole; the bytes of the differences in float32 and in
+# int64: whether uncompressed copies come first; the bytes of the differences in float32 and in
 # float64
 _HEAD = 3
 _TYPES = (DType.FLOAT32, DType.FLOAT64)

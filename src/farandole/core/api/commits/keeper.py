@@ -80,9 +80,7 @@ class Keeper:
         number, failure = broadcast_object((number, failure), name=_LOAD)
         lost = context.lost_commit()
         if not number and not failure and lost:
-            failure = (
-                f"the folder has no commit, and commit {lost} was on lost ranks only. {RESTART}"
-            )
+            failure = f"the folder has no commit, and only lost ranks had commit {lost}. {RESTART}"
         if failure:
             raise DataError(f"--commit-dir {self._folder.path}: {failure}")
         if number or not context.is_elastic():

@@ -89,7 +89,7 @@ class TcpBoard:
             self._waiter.register(fd, select.POLLIN)
         self._forwarder = Forwarder(
             [peer for peer in self._peers.values() if place.relays],
-            {peer: place.size - place.beyond[peer] for peer in self._peers},
+            {peer: place.size - place.reachable[peer] for peer in self._peers},
             f"farandole-relay-{self.rank}",
         )
         for first in list(self._peers.values()):

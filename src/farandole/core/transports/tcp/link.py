@@ -322,7 +322,7 @@ class TcpLink:
 
     def _wait(self, dst: int, src: int) -> None:
         """Wait until bytes can be sent to ``dst`` or arrive from ``src`` (-1: none), and serve the
-        other ranks meanwhile.
+        other ranks in the meantime.
         """
         outlet = self._outlet(dst) if dst >= 0 else None
         events = self._readiness.events(outlet) if outlet is not None else 0

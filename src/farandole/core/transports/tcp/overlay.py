@@ -19,14 +19,14 @@ FANOUT = 10
 class Overlay(NamedTuple):
     """The place of ``rank`` among ``size``.
 
-    ``beyond``: for each neighbour, the number of ranks whose messages arrive through it.
+    ``reachable``: for each neighbour, the number of ranks whose messages arrive through it.
     ``subtrees``: the subtrees that contain this rank, from the complete tree to its own; empty
     without a tree.
     """
 
     rank: int
     size: int
-    beyond: dict[int, int]
+    reachable: dict[int, int]
     subtrees: tuple[range, ...]
 
     @property
@@ -50,10 +50,10 @@ def overlay(rank: int, size: int) -> Overlay:
         return Overlay(rank, size, {peer: 1 for peer in range(size) if peer != rank}, ())
     subtrees = _descent(rank, size)
     own = subtrees[-1]
-    beyond = {child.start: len(child) for child in _children(own)}
+    reachable = {child.start: len(child) for child in _children(own)}
     if len(subtrees) > 1:
-        beyond[subtrees[-2].start] = size - len(own)
-    return Overlay(rank, size, beyond, subtrees)
+        reachable[subtrees[-2].start] = size - len(own)
+    return Overlay(rank, size, reachable, subtrees)
 
 
 def _descent(rank: int, size: int) -> tuple[range, ...]:

@@ -154,7 +154,7 @@ class TcpRendezvous:
         """Return the connections that this rank has with ``peer``."""
         if peer == self.rank:
             return ()
-        board = (BOARD,) if peer in self.overlay.beyond else ()
+        board = (BOARD,) if peer in self.overlay.reachable else ()
         return (DATA, *board, *range(MORE, MORE + self.streams - 1))
 
     def _listen(self, address: str) -> socket.socket:
