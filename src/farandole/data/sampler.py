@@ -62,7 +62,9 @@ class DistributedSampler:
         self.seed = seed
         self.even = even or ("drop" if drop_last else "pad")
         if self.even not in EVEN:
-            raise SettingsError(f"even={even!r} is unknown. Use one of {', '.join(EVEN)}")
+            raise SettingsError(
+                f"even={even!r} cannot divide samples. Use one of {', '.join(EVEN)}"
+            )
         if self.length < 0:
             raise SettingsError(
                 f"dataset={dataset!r} must be a dataset or its length, not a negative number"

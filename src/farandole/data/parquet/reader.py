@@ -79,7 +79,7 @@ class Reader:
         least: int = 1,
     ) -> None:
         if even not in EVEN:
-            raise SettingsError(f"even={even!r} is unknown. Use one of {', '.join(EVEN)}")
+            raise SettingsError(f"even={even!r} cannot divide rows. Use one of {', '.join(EVEN)}")
         batch_size = as_int("batch_size", batch_size, 1)
         threads = None if threads is None else as_int("threads", threads, 0)
         seed, least = as_int("seed", seed), as_int("least", least, 1)
