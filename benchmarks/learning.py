@@ -18,7 +18,7 @@ import torch
 import farandole.torch as hvd
 from benchmarks.crew import Plan, emit
 from benchmarks.problems import (
-    BESIDE,
+    BASELINES,
     ROWS,
     TRAINED,
     Data,
@@ -130,14 +130,14 @@ def cases(team: Team, plan: Plan) -> Iterator[Learned]:
             results.append(trained(spec, data, seed, setting, plan.model))
             if hvd.rank() == 0:
                 emit(
-                    f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} %"
-                    " right"
+                    f"{name}, {spec}, {setting.kind}, seed {seed}: accuracy"
+                    f" {results[-1].accuracy:.1f} %"
                 )
         return results
 
     for spec in plan.only or (SPECS if plan.model == "plain" else NORMALISED_SPECS):
         setting = of_this(setting_of(spec))
-        other = of_this(BESIDE.get(setting_of(spec), setting_of(spec)))
+        other = of_this(BASELINES.get(setting_of(spec), setting_of(spec)))
         if other not in plain:
             plain[other] = measured(ALLREDUCE, other)
         results = plain[other] if spec == ALLREDUCE else measured(spec, setting)

@@ -136,14 +136,14 @@ def draw_runs(path: Path, runs: Sequence[Run]) -> None:
                 if run.strategy == ALLREDUCE
                 else {}
             )
-            times, right = zip(*run.curve, strict=True)
-            axis.plot(times, right, label=run.strategy, **{"linewidth": 1.3, **thick})
+            times, accuracy = zip(*run.curve, strict=True)
+            axis.plot(times, accuracy, label=run.strategy, **{"linewidth": 1.3, **thick})
         last = min(run.curve[-1][0] for run in rows)
         axis.set_xlim(0, min(3 * last, max(run.curve[-1][0] for run in rows)))
         axis.set_ylim(60, 100)
         axis.set_title(name, fontsize=9)
         axis.set_xlabel("seconds", fontsize=8)
-        axis.set_ylabel("percent right", fontsize=8)
+        axis.set_ylabel("accuracy (%)", fontsize=8)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=7, loc="lower right")

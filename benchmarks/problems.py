@@ -94,7 +94,7 @@ SETTINGS = {
 }
 # The setting of the all-reduce in the comparison, if it differs: the same number of epochs and
 # rows.
-BESIDE = {PUSHED: USUAL, THIRD: USUAL, HIGH: USUAL, OUTER: USUAL, LIGHT: USUAL, SIGNS: LARGE}
+BASELINES = {PUSHED: USUAL, THIRD: USUAL, HIGH: USUAL, OUTER: USUAL, LIGHT: USUAL, SIGNS: LARGE}
 
 
 def setting_of(spec: str) -> Setting:

@@ -71,7 +71,7 @@ TITLES = {
     "jobs": "runs, their queue and their metrics",
     "tuning": "predictions as a column of a Spark DataFrame on two cores, by settings",
 }
-GOAL = 95  # percent right
+GOAL = 95  # accuracy in percent
 # of the last minute before this file is imported, and so before any measurement
 LOAD = os.getloadavg()[0]
 # Distributions whose versions are reported, in addition to torch and MPI.
@@ -139,7 +139,7 @@ def tables(found: Sequence[Found]) -> list[Table]:
             compared(name, [each for each in runs if each.name == name])
             for name in dict.fromkeys(r.name for r in runs)
         ),
-        *([in_the_end(learned)] if learned else []),
+        *([final_results(learned)] if learned else []),
     ]
 
 
@@ -167,11 +167,11 @@ def compared(name: str, runs: Sequence[Run]) -> Table:
         "strategy or codec",
         "optimizer",
         "samples/s",
-        "to all-reduce",
-        "percent right",
-        f"{GOAL} % after",
+        "vs. all-reduce",
+        "accuracy (%)",
+        f"time to {GOAL} %",
         "staleness",
-        "too late",
+        "dropped",
         title=name,
         title_justify="left",
         box=box.MARKDOWN,
@@ -192,14 +192,14 @@ def compared(name: str, runs: Sequence[Run]) -> Table:
     return table
 
 
-def in_the_end(learned: Sequence[Learned]) -> Table:
+def final_results(learned: Sequence[Learned]) -> Table:
     table = Table(
         "strategy or codec",
         "optimizer",
-        "percent right",
-        "to all-reduce",
+        "accuracy (%)",
+        "vs. all-reduce",
         "MiB",
-        "s of a core",
+        "core seconds",
         "staleness",
         "ms per MiB",
         title=learned[0].name,

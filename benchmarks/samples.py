@@ -131,7 +131,7 @@ class Run:
 
     def after(self, percent: float) -> float | None:
         """Return the seconds until this accuracy was first reached."""
-        return next((seconds for seconds, right in self.curve if right >= percent), None)
+        return next((seconds for seconds, accuracy in self.curve if accuracy >= percent), None)
 
     def record(self) -> dict[str, Any]:
         return asdict(self)

@@ -87,7 +87,7 @@ def main() -> None:
         return optax.apply_updates(params, updates), state, loss
 
     @jax.jit
-    def right(params: dict, images: jax.Array, labels: jax.Array) -> jax.Array:
+    def count_correct(params: dict, images: jax.Array, labels: jax.Array) -> jax.Array:
         return (logits(params, images).argmax(1) == labels).sum()
 
     for epoch in range(arguments.epochs):
@@ -99,10 +99,13 @@ def main() -> None:
         part = [each[hvd.rank() :: hvd.size()] for each in test]
         # 5
         total = hvd.allreduce(
-            {"loss": loss, "right": right(params, *part)}, op=hvd.Sum, name="metrics"
+            {"loss": loss, "correct": count_correct(params, *part)}, op=hvd.Sum, name="metrics"
         )
         if hvd.rank() == 0:
-            mean, accuracy = float(total["loss"]) / hvd.size(), float(total["right"]) / len(test[1])
+            mean, accuracy = (
+                float(total["loss"]) / hvd.size(),
+                float(total["correct"]) / len(test[1]),
+            )
             print(f"epoch {epoch + 1}: loss {mean:.4f}, test accuracy {accuracy:.2%}", flush=True)
     hvd.check_replicas(params)
 

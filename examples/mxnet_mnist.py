@@ -56,9 +56,9 @@ def to_arrays(images: np.ndarray, labels: np.ndarray) -> tuple[mx.nd.NDArray, mx
 def accuracy(net: gluon.Block, images: np.ndarray, labels: np.ndarray) -> float:
     """Return the accuracy over all ranks; each rank evaluates a part of the images."""
     mine = slice(hvd.rank(), None, hvd.size())
-    batch, answers = to_arrays(images[mine], labels[mine])
-    right = (net(batch).argmax(axis=1) == answers).sum()
-    return hvd.allreduce(right, op=hvd.Sum, name="right").asscalar() / len(labels)
+    batch, targets = to_arrays(images[mine], labels[mine])
+    correct = (net(batch).argmax(axis=1) == targets).sum()
+    return hvd.allreduce(correct, op=hvd.Sum, name="correct").asscalar() / len(labels)
 
 
 def main() -> None:
@@ -84,9 +84,9 @@ def main() -> None:
         order = np.fromiter(sampler, dtype=np.int64)
         for begin in range(0, len(order), arguments.batch_size):
             rows = order[begin : begin + arguments.batch_size]
-            batch, answers = to_arrays(images[rows], labels[rows])
+            batch, targets = to_arrays(images[rows], labels[rows])
             with autograd.record():
-                loss = loss_of(net(batch), answers)
+                loss = loss_of(net(batch), targets)
             loss.backward()
             trainer.step(len(rows))
         share = accuracy(net, test_images, test_labels)

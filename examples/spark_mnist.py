@@ -93,10 +93,10 @@ def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """Return the accuracy over all ranks; each rank evaluates a part of the rows."""
     model.eval()
     with torch.no_grad():
-        right = (
+        correct = (
             model(images[hvd.rank() :: hvd.size()]).argmax(1) == labels[hvd.rank() :: hvd.size()]
         )
-    return hvd.allreduce(right.sum(), op=hvd.Sum, name="right").item() / len(labels)
+    return hvd.allreduce(correct.sum(), op=hvd.Sum, name="correct").item() / len(labels)
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ def main() -> None:
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
 
     @tf.function(reduce_retracing=True)
-    def step(batch: tf.Tensor, answers: tf.Tensor) -> tf.Tensor:
+    def step(batch: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = loss_of(answers, model(batch, training=True))
+            loss = loss_of(targets, model(batch, training=True))
         gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)  # 4
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -93,11 +93,11 @@ def main() -> None:
         for begin in range(0, len(mine), arguments.batch_size):
             rows = mine[begin : begin + arguments.batch_size]
             loss = step(images[rows][..., None], labels[rows])
-        pictures, answers = (each[hvd.rank() :: hvd.size()] for each in test)
-        right = tf.math.count_nonzero(
-            tf.argmax(model(pictures[..., None]), axis=1, output_type=tf.int32) == answers
+        pictures, targets = (each[hvd.rank() :: hvd.size()] for each in test)
+        correct = tf.math.count_nonzero(
+            tf.argmax(model(pictures[..., None]), axis=1, output_type=tf.int32) == targets
         )
-        accuracy = hvd.allreduce(right, op=hvd.Sum) / len(test[1])
+        accuracy = hvd.allreduce(correct, op=hvd.Sum) / len(test[1])
         loss = hvd.allreduce(loss)
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {accuracy:.2%}", flush=True)

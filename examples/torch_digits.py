@@ -239,8 +239,8 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     torch.manual_seed(arguments.seed + hvd.rank())  # from here on, dropout differs between ranks
 
-    chief = hvd.rank() == 0
-    if chief:
+    is_root = hvd.rank() == 0
+    if is_root:
         print(
             f"{len(train_labels)} training and {len(test_labels)} test digits, {hvd.size()}"
             " process(es)",
@@ -253,7 +253,7 @@ def main() -> None:
         loss = train(model, optimizer, train_images, train_labels, arguments, epoch)
         test_loss, accuracy = test(model, test_images, test_labels)
         save(arguments.checkpoint, model, optimizer, epoch + 1)
-        if chief:
+        if is_root:
             farandole.log_metrics({"test/loss": test_loss, "test/accuracy": accuracy}, step=epoch)
             print(
                 f"epoch {epoch + 1:2}/{arguments.epochs}  loss {loss:.4f}  test loss"
@@ -262,7 +262,7 @@ def main() -> None:
                 flush=True,
             )
     _, accuracy = test(model, test_images, test_labels)
-    if chief:
+    if is_root:
         seconds = time.perf_counter() - start
         print(
             f"test accuracy {accuracy:.2%} in {seconds:.1f} s of training on {hvd.size()}"

@@ -110,13 +110,13 @@ def train(model, optimizer, loader, arguments, epoch: int, device) -> float:
 
 def validate(model, loader, device) -> tuple[float, float]:
     model.eval()
-    loss, right = Mean("val.loss"), Mean("val.accuracy")
+    loss, accuracy = Mean("val.loss"), Mean("val.accuracy")
     with torch.no_grad():
         for images, labels in loader:
             output, labels = model(images.to(device)), labels.to(device)
             loss.add(nn.functional.cross_entropy(output, labels).item(), len(labels))
-            right.add((output.argmax(1) == labels).float().mean().item(), len(labels))
-    return loss.over_ranks(), right.over_ranks()
+            accuracy.add((output.argmax(1) == labels).float().mean().item(), len(labels))
+    return loss.over_ranks(), accuracy.over_ranks()
 
 
 class Mean:

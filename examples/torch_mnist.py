@@ -59,9 +59,9 @@ def train(arguments: argparse.Namespace) -> float:
     for epoch in range(arguments.epochs):
         model.train()
         sampler.set_epoch(epoch)
-        for batch, answers in loader:
+        for batch, targets in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(batch), answers)
+            loss = nn.functional.cross_entropy(model(batch), targets)
             loss.backward()
             optimizer.step()
         accuracy = test(model, test_images, test_labels)
@@ -78,10 +78,10 @@ def test(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """Return the accuracy over all ranks; each rank evaluates a part of the rows."""
     model.eval()
     with torch.no_grad():
-        right = (
+        correct = (
             model(images[hvd.rank() :: hvd.size()]).argmax(1) == labels[hvd.rank() :: hvd.size()]
         )
-    return hvd.allreduce(right.sum(), op=hvd.Sum, name="right").item() / len(labels)
+    return hvd.allreduce(correct.sum(), op=hvd.Sum, name="correct").item() / len(labels)
 
 
 if __name__ == "__main__":

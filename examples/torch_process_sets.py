@@ -21,7 +21,7 @@ def main() -> None:
 
     hvd.init(process_sets="dynamic")
     if hvd.size() < 2:
-        raise SystemExit("this example needs two ranks or more: farandole run -np 2 ...")
+        raise SystemExit("this example needs at least two ranks: farandole run -np 2 ...")
     # all ranks add all sets, including sets without them
     even = hvd.add_process_set(range(0, hvd.size(), 2))
     odd = hvd.add_process_set(range(1, hvd.size(), 2))
@@ -42,8 +42,8 @@ def main() -> None:
         nn.functional.mse_loss(model(rows), target * rows.sum(1, keepdim=True)).backward()
         optimizer.step()
 
-    inside = hvd.allgather(model.weight.detach(), process_set=mine)
-    spread = (inside - inside[0]).abs().max().item()
+    gathered = hvd.allgather(model.weight.detach(), process_set=mine)
+    spread = (gathered - gathered[0]).abs().max().item()
     report = hvd.allgather_object((mine.ranks, model.weight.mean().item(), spread))
     if hvd.rank() == 0:
         for ranks, weight, difference in sorted({(tuple(r), w, d) for r, w, d in report}):

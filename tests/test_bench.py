@@ -317,13 +317,13 @@ def test_strategies_are_compared_with_all_reduce(tmp_path: Path) -> None:
     shown = [
         {str(column.header): list(column.cells) for column in table.columns} for table in tables
     ]
-    assert shown[0]["to all-reduce"] == ["1.00x", "2.50x"]
-    assert (shown[0]["percent right"], shown[0]["95 % after"]) == (
+    assert shown[0]["vs. all-reduce"] == ["1.00x", "2.50x"]
+    assert (shown[0]["accuracy (%)"], shown[0]["time to 95 %"]) == (
         ["96.0", "94.0"],
         ["2.0 s", "1.0 s"],
     )
-    assert shown[1]["95 % after"] == ["-", "-"]
-    assert (shown[1]["staleness"], shown[1]["too late"]) == (["", "1.5"], ["", "20%"])
+    assert shown[1]["time to 95 %"] == ["-", "-"]
+    assert (shown[1]["staleness"], shown[1]["dropped"]) == (["", "1.5"], ["", "20%"])
 
     report.write_json(tmp_path / "runs.json", report.document(runs, 4, ["strategies"]))
     found, _ = report.read_json(tmp_path / "runs.json")
