@@ -48,7 +48,7 @@ class Codec(Protocol):
         """
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of the whole state: residuals, step counts, etc."""
+        """Return a copy of the complete state: residuals, step counts, etc."""
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Restore the state from ``state_dict``, so that training continues bit for bit. The state

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Peers(Protocol):
-    """The ranks of one optimizer, as a ``Strategy`` sees them.
+    """The ranks of one optimizer, as seen by a ``Strategy``.
 
     All methods except ``push``, ``pull`` and ``average_async`` are collective.
     """

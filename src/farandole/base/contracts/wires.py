@@ -25,7 +25,7 @@ class Board(Protocol):
     """The notice board for control rounds.
 
     Every rank posts one message a round and reads all messages once every rank has posted. A rank
-    with no message does not post, and no rank has to be woken.
+    without a message does not post, and ranks need not be woken.
 
     One thread at a time may use the board; ``wake`` and ``verify`` may be called on any thread.
     """

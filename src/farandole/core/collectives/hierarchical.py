@@ -203,7 +203,7 @@ class Hierarchical:
         return self.flat.split(ranks)
 
     def streams(self) -> ByteStreams:
-        """Return streams over ``flat``, see ``contracts.Streaming``."""
+        """Return streams over ``flat`` (see ``contracts.Streaming``)."""
         return cast(Streaming, self.flat).streams()
 
     def report_waits(self, report: Report) -> None:

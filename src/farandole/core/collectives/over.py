@@ -128,7 +128,7 @@ class LinkTransport:
         return None if link is None else LinkTransport(link)
 
     def streams(self) -> ByteStreams:
-        """Return the link's streams, see ``contracts.Streaming``. Raises RequestError if the link
+        """Return the link's streams (see ``contracts.Streaming``). Raises RequestError if the link
         has none.
         """
         if isinstance(self.link, Streaming):

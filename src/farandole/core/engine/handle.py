@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name by which the ranks agree."""
+        """The name for the ranks' agreement."""
         return f"{self.request.name}.{self.serial}" if self.serial else self.request.name
 
 

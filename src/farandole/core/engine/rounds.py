@@ -147,8 +147,8 @@ class Rounds:
         return found._replace(placed=made, attached=with_elements, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
-        """Return a sentence with the collectives that this rank, having posted ``batch``, waited
-        for when ``rank`` (its number in messages) left; empty if there are none.
+        """Return a sentence on the collectives for which this rank, after it posted ``batch``,
+        waited when ``rank`` (its number in messages) left; empty without any.
         """
         names = self.names(batch)
         mine = self.called[self._rank]

@@ -1,4 +1,4 @@
-"""The message of a rank in a round: known signatures as numbers, new ones in full.
+"""The message of a rank in a round: known signatures by number, new signatures in full.
 
 A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8
 bytes each), and then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures

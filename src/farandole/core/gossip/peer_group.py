@@ -160,7 +160,7 @@ class PeerGroup:
 
     @property
     def trained(self) -> Sequence[Array]:
-        """The weights, see ``SharedWeights.trained``. For use after ``close``."""
+        """The weights (see ``SharedWeights.trained``). For use after ``close``."""
         return self._shared.trained
 
     def meet(self, addresses: Sequence[str]) -> None:
@@ -285,7 +285,7 @@ class PeerGroup:
             )
         elif message["digest"] != self._digest:
             why = (
-                f"the same weights, but {asks} and {own} have different ones of the same sizes."
+                f"the same weights, but {asks} and {own} have different weights of the same sizes."
                 " Add, freeze and unfreeze parameters on all ranks in the same step"
             )
         if why:

@@ -51,9 +51,9 @@ class CheckedCollectives:
         if isinstance(transport, PeerMemory):
             self._peer_memory = cast(PeerMemory, transport)
             self._publish_limit = self._peer_memory.publish_limit
-        # Two ranks read each other's whole tensor as fast as halves of it. With more ranks, each
-        # reads at most the same amount: above this size each rank reduces a part, at the cost of
-        # further waits, which are long if ranks share cores.
+        # Two ranks read each other's complete tensors as fast as halves of them. With more ranks,
+        # each reads at most the same amount: above this size each rank reduces a part, at the cost
+        # of further waits, which are long if ranks share cores.
         self._reduced = min(self._publish_limit, 2 * self._publish_limit // self.size)
         self.calls = 0  # compared calls, including the current one
 
@@ -328,8 +328,8 @@ def _may_be_in_place(part: Array, whole: Array, place: int) -> bool:
     """Return whether a collective may move this rank's ``part`` to or from its ``place`` in
     ``whole`` without an intermediate copy.
 
-    It may not if ``part`` overlaps other ranks' parts: results would overwrite elements that are
-    still to be read.
+    It may not if ``part`` overlaps other ranks' parts: results would overwrite elements that have
+    not been read yet.
     """
     return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)
 

@@ -123,7 +123,7 @@ class CollectiveGroup:
         """Queue ``work`` to run in its turn, and return its call.
 
         - ``what``: The name of the call.
-        - ``last``: A function to run after success, see ``Call``. Its errors concern only this
+        - ``last``: A function to run after success (see ``Call``). Its errors concern only this
           rank, and the group continues.
         - ``wait``: Run the call before returning.
         - ``held_by``: See ``CallQueue.start``.

@@ -44,7 +44,7 @@ class Transfer(Call):
         self.timeout = timeout
         self.begin = time.monotonic()
         self.source = -1
-        self.ended = False  # the transfer has ended; ``finish`` is still to be called
+        self.ended = False  # the transfer has ended, but ``finish`` has not been called
         # the unsent part of the header; None: sending has not begun
         self.head: Array | None = None
 

@@ -238,8 +238,7 @@ class Messages:
         return bool(self._wanted) or any(self._outbox.values())
 
     def _drive(self, message: Transfer | None, end: float | None) -> None:
-        """Move messages until ``message`` or another one has ended, none is pending, or ``end`` has
-        passed.
+        """Move messages until any message has ended, none is pending, or ``end`` has passed.
 
         Without ``message``, also stop as soon as a thread waits for one. Requires ``_driving``; the
         caller then calls ``_finish_ended``.

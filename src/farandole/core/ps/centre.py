@@ -81,7 +81,7 @@ class Centre:
         return held, sorted(self._summed), arrays
 
     def collect(self, held: Sequence[int], summed: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Continue an incomplete step, see ``collected``."""
+        """Continue an incomplete step (see ``collected``)."""
         count = len(self.values)
         if self._sums:
             self._sums, arrays = list(arrays[:count]), arrays[count:]
@@ -91,7 +91,7 @@ class Centre:
         self._summed = set(summed)
 
     def push(self, rank: int, number: int, pulled: int, changes: Sequence[Array]) -> PushDecision:
-        """Handle a push, and return its decision, see ``Clocks.push``.
+        """Handle a push, and return its decision (see ``Clocks.push``).
 
         ``changes``: the changes of the weights since the pull of version ``pulled``, then the
         statistics. The centre may overwrite the arrays; the caller must not do so before the rank's

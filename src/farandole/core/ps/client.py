@@ -164,7 +164,7 @@ class Servers:
 
 
 class CentreClient:
-    """This rank's end of a centre, see ``Servers.group``. Arrays in its calls are the weights,
+    """This rank's end of a centre (see ``Servers.group``). Arrays in its calls are the weights,
     followed by the statistics.
     """
 

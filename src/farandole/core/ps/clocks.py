@@ -16,7 +16,7 @@ OPTIMIZERS = ("add", "sgd", "momentum", "adagrad", "adam")
 
 
 class Rule(NamedTuple):
-    """The rule by which a centre accepts pushes, the same for all ranks.
+    """The rule of a centre for pushes, the same for all ranks.
 
     ``sync``: in steps, from all but ``backup`` ranks; else each push immediately. ``bound``: the
     number of clocks by which a rank may be ahead of the slowest; -1: no bound. ``damp``: scale
@@ -91,7 +91,7 @@ class Clocks:
         self._arrived: set[int] = set()  # ranks with a collected push for the current step
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the state in JSON-serializable form, see ``load``."""
+        """Return the state in JSON-serializable form (see ``load``)."""
         pairs = {name: list(vars(self)[name].items()) for name in _BY_RANK}
         sets = {name: sorted(vars(self)[name]) for name in _SETS}
         decisions = [
@@ -205,7 +205,7 @@ class Clocks:
         if rank in self.joined:
             self.joined.clear()
             self.settled.clear()
-            # no rank waits for the steps that another one missed
+            # no rank waits for steps missed by another rank
             self.clocks = dict.fromkeys(self.ranks, max(self.clocks.values()))
 
     def _completed(self) -> int:

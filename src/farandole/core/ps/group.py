@@ -139,7 +139,7 @@ class CentreGroup:
     def succeed(self, before: CentreGroup, commit: int) -> None:
         """Take over from the group of an earlier membership, whose ranks are no longer served.
 
-        Asynchronous ranks continue with its centre. Synchronous ranks bring the weights of their
+        Asynchronous ranks continue with its centre. Synchronous ranks provide the weights of their
         commit, and continue with the optimizer's state of that ``commit``; without it, the state
         begins with zeros.
         """
@@ -150,7 +150,7 @@ class CentreGroup:
             self.commits = {commit: before.commits[commit]}
         before.centre, before.commits = None, {}
         before.failure = Failure(
-            "this membership of the elastic job has ended: the other ranks have formed another one",
+            "this membership of the elastic job has ended: the other ranks have formed a new one",
             min(before.clocks.ranks),
         )
 
@@ -194,7 +194,7 @@ class CentreGroup:
         return any(self.clocks.ready(rank) for rank in self._answering)
 
     def leave(self, rank: int, *, for_good: bool) -> None:
-        """Record that a rank left, see ``Clocks.leave``."""
+        """Record that a rank left (see ``Clocks.leave``)."""
         if rank not in self.clocks.ranks:
             return
         if self.centre is None:

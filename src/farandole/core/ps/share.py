@@ -110,7 +110,7 @@ class Share:
         )
 
     def arrived(self, sending: Sending, taken: bool) -> None:
-        """Report an arrival to the codec, see ``contracts.PushCodec``."""
+        """Report an arrival to the codec (see ``contracts.PushCodec``)."""
         if self._codec is not None:
             for packed in sending.packed:
                 self._codec.arrived(packed, taken)

@@ -1,4 +1,4 @@
-"""The ranks that keep copies of a rank's own values, and the ranks that take over from lost ones.
+"""The ranks that keep copies of a rank's own values, and the ranks that take over from lost ranks.
 Pure.
 
 The holders of a rank are on other hosts, each on a different one, so that as many hosts may be lost

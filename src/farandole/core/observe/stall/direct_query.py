@@ -67,7 +67,7 @@ class DirectQuery:
             raise
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """Query ``ranks``, see ``StackQuery``. ``seconds``: for all entries together, and for each
+        """Query ``ranks`` (see ``StackQuery``). ``seconds``: for all entries together, and for each
         answer.
         """
         found = {}

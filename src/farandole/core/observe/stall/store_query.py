@@ -67,7 +67,7 @@ class StoreQuery:
         threads.start(self._thread)
 
     def ask(self, ranks: Sequence[int], seconds: float) -> dict[int, Answer]:
-        """Query ``ranks``, see ``StackQuery``. Empty if the store is gone."""
+        """Query ``ranks`` (see ``StackQuery``). Empty if the store is gone."""
         turn, deadline = self._turn, monotonic() + seconds
         answers = {}
         try:

@@ -81,8 +81,8 @@ class Timeline:
 
     def of(self, wire: str, ranks: Sequence[int] = (), prefix: str = "") -> EngineTracer:
         """Return the observer of an engine over ``wire`` (a word in the names of activities).
-        ``ranks``: the job's numbers of its ranks (default: all); ``prefix``: put before every name,
-        to distinguish engines.
+        ``ranks``: the job's numbers of its ranks (default: all); ``prefix``: prepended to every
+        name, to distinguish engines.
         """
         return EngineTracer(self, Scope(prefix, wire.upper(), ranks or range(self.size)))
 

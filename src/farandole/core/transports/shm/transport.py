@@ -143,7 +143,7 @@ class ShmTransport:
                 pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
 
     def by_hosts(self, whole: Array, dtype: DType, between: object) -> None:
-        """Reduce ``whole``, see ``collectives.hierarchical``. On a single host, ``between`` is not
+        """Reduce ``whole`` (see ``collectives.hierarchical``). On a single host, ``between`` is not
         used.
         """
         self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)

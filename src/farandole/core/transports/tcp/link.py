@@ -76,8 +76,7 @@ def _meet(rendezvous: TcpRendezvous, parent: TcpBoard | None) -> TcpLink:
 
 
 class _Incoming:
-    """A message being received: the memory still to be filled, in order, and the expected head and
-    tail.
+    """A message being received: the unfilled memory, in order, and the expected head and tail.
 
     A short message is received into ``room`` in one piece, with its head and tail, and then copied
     to its target.
