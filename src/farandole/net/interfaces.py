@@ -1,10 +1,10 @@
 """The network interfaces of this host: the addresses at which others may reach it, in the order to
 try.
 
-A host with several interfaces, some of them dead or not routable, is normal. Only a connection
-attempt shows which interface reaches which host, so each side offers all of its addresses, and the
-other side tries them until one responds. The address itself shows whether it is IPv4 or IPv6; no
-other code depends on that.
+Hosts often have several interfaces, some of them dead or not routable. Only a connection attempt
+shows which interface reaches which host, so each side offers all of its addresses, and the other
+side tries them until one responds. The address itself shows whether it is IPv4 or IPv6; no other
+code depends on that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lock of the thread that runs the rounds, safe against exceptions from signal handlers.
 
 A signal handler may raise in the main thread after each call, and at the start of each Python
-function. Therefore one call both takes the lock and records it, and the owner's first action is a
-direct call of ``release``.
+function. Therefore one call both takes the lock and records it, and the owner calls ``release``
+directly, before any other cleanup.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Averages among the ranks that arrive in time: one rank convenes, the others connect to it.
 
-A rank sends the changes of its weights from the values that it last received. The convener, in
-separate threads, closes an average when the quorum is complete and the grace period is over (see
+A rank sends the changes of its weights relative to the values that it received last. The convener,
+in separate threads, closes an average when the quorum is complete and the grace period is over (see
 ``quorum``), applies the mean change to the values, and sends the values to the waiting ranks.
 
 Ranks count their averages. A rank that arrives after an average has closed receives the present

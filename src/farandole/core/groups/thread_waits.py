@@ -1,4 +1,4 @@
-"""Detect whether a thread is waiting, so that another thread can run the calls left to it.
+"""Detection of waiting threads, so that another thread can run the calls left to them.
 
 Threads inside waits and calls of this package are marked (``waiting_for``, ``in_calls``). A thread
 may also wait for a lock, a future or C++ code of the program, which is not marked. Only

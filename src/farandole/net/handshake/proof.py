@@ -1,10 +1,10 @@
 """Proof by both ends of a connection that they know the job's secret.
 
 The protocol is challenge-response with the job's secret (keyed BLAKE2s, in both directions): each
-side signs both sides' fresh nonces, so a recorded handshake is useless. All messages before trust
-have a fixed size: no data from a stranger is parsed, and no length is trusted. A stranger has
-``seconds`` to finish, and ``SILENCE`` to begin. The keys of the following session are derived from
-the secret and both nonces, so a relay between two peers does not have them.
+side signs both sides' fresh nonces, so a recorded handshake is useless. Messages before
+authentication have a fixed size: no data from a stranger is parsed, and no length is trusted. A
+stranger has ``seconds`` to finish, and ``SILENCE`` to begin. The keys of the following session are
+derived from the secret and both nonces, so a relay between two peers does not have them.
 
 With a secret that begins with ``tls:``, the handshake and everything after it are encrypted by TLS
 (``tls``), except on Unix sockets. A process with such a secret cannot send cleartext by mistake.

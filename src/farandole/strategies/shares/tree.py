@@ -3,7 +3,7 @@
 The leaves of the tree are the shares, padded to a power of two. Node i of level l covers shares i *
 2^l to (i + 1) * 2^l - 1, and its sum is the sum of its left half plus the sum of its right half; a
 half without shares adds nothing. The order of all additions depends only on the number of shares,
-so floating point sums have the same bits regardless of the ranks that computed the shares. A block
+so floating point sums have the same bits regardless of the ranks that compute the shares. A block
 of consecutive shares becomes at most 2 log2(V) nodes: the largest ones that it fills. This is the
 pairwise summation of Higham, "The Accuracy of Floating Point Summation", SIAM J. Sci. Comput. 14
 (1993), which also keeps rounding errors small.

@@ -1,7 +1,7 @@
 """Transfers over the data connections: full duplex, without deadlock if all ranks send first.
 
 Each message is a frame whose head and tail authenticate its length and its place in the sequence:
-forged or missing bytes end the wire. The content itself is authenticated only with TLS, because
+forged or missing bytes end the wire. Without TLS, the content itself is not authenticated, because
 this would halve the speed.
 
 While a send waits, arriving bytes from any rank are read: into their target if it is known, else
