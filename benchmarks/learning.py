@@ -249,7 +249,7 @@ def milliseconds(spec: str) -> float:
     out, still, best = np.empty_like(values), Still(), float("inf")
     if made is None:
         return 0.0
-    transport: Transport = still  # type: ignore[assignment]  # codecs ask no more of it
+    transport: Transport = still  # type: ignore[assignment]  # codecs need nothing else
     for _ in range(7):
         begin = time.perf_counter()
         made.allreduce(

@@ -334,7 +334,7 @@ def _report_synchronized(model: Any, process_set: ProcessSet) -> None:
 def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop(
         "experimental_run_tf_function", None
-    )  # it made Keras call optimizers as Horovod needs; Keras now always does so
+    )  # it made Keras call optimizers in Horovod's way, as Keras now always does
     return original(self, *args, **kwargs)
 
 

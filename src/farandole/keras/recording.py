@@ -95,7 +95,7 @@ def settings_of(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(arguments: Mapping[str, Any]) -> int | None:
-    """Return the rows of one epoch; None if the data is not made of arrays."""
+    """Return the rows of one epoch; None if the data does not consist of arrays."""
     data = arguments.get("x")
     if isinstance(data, keras.utils.PyDataset):
         return None

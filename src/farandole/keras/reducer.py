@@ -329,7 +329,7 @@ def name_of(variable: Any) -> str:
     """Return the last two parts of a variable's path, without the numbers that make layer names
     unique within a process.
 
-    Ranks may have made different numbers of layers, and the paths of a loaded model begin
+    Ranks may have created different numbers of layers, and the paths of a loaded model begin
     differently.
     """
     return _label(getattr(variable, "path", None) or str(variable.name).partition(":")[0])

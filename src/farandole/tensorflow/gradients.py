@@ -196,7 +196,7 @@ def reducer_for(
     """Return a reducer with these options for one place in the program: the same one when a
     function is traced again.
 
-    In a graph each call returns another one, because two in one graph may run at the same time.
+    In a graph each call returns a new one, because two in one graph may run at the same time.
     Different ``variables`` get different reducers, with the lifetime of the variables.
     """
     place = Names("Gradients", what).of(None, options.process_set) or what

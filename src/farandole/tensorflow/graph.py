@@ -212,7 +212,7 @@ def _started_in_session(start: Start, inputs: Sequence[Any]) -> tuple[list[Any],
 
 
 def _turns() -> tuple[Any, Any]:
-    """Return the condition and body of the waiting loops, made once per graph."""
+    """Return the condition and body of the waiting loops, created once per graph."""
     current: Any = tf.compat.v1.get_default_graph()
     found: tuple[Any, Any] | None = getattr(current, "_farandole_turns", None)
     if found is None:

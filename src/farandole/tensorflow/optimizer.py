@@ -65,8 +65,8 @@ def DistributedOptimizer(
     """Return ``optimizer``, stepping with gradients reduced over all ranks.
 
     A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; a Keras
-    optimizer goes to ``farandole.keras.DistributedOptimizer``; a ``tf_keras`` optimizer becomes an
-    instance of a subclass of its class.
+    optimizer is passed to ``farandole.keras.DistributedOptimizer``; a ``tf_keras`` optimizer
+    becomes an instance of a subclass of its class.
     """
     arguments: dict[str, Any] = {
         "op": op,

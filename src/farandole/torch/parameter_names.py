@@ -16,8 +16,8 @@ from farandole.torch.validation import NO_NAME
 
 
 def names_of(parameters: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return the names of (name, parameter) pairs, with the model's names instead of those made
-    for unnamed parameters.
+    """Return the names of (name, parameter) pairs, with the model's names instead of generated
+    ones.
     """
     unnamed = [parameter for name, parameter in parameters if name.startswith(NO_NAME)]
     known = model_names(unnamed) if unnamed else {}

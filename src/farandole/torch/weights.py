@@ -133,8 +133,7 @@ class WeightState:
     def shared(self) -> dict[str, Any]:
         """Return the state that ranks share: the number of steps, and the slots if the strategy
         keeps them equal on all ranks. The shared state of a checkpoint lasts until the next step,
-        because ``broadcast_parameters``, which comes before that step, makes strategies begin
-        again.
+        because ``broadcast_parameters``, which precedes that step, restarts strategies.
         """
         if self._loaded is not None:
             return self._loaded

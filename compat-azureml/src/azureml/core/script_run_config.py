@@ -45,7 +45,7 @@ class ScriptRunConfig:
             source_directory: The folder of the program. The run uses a snapshot of this folder.
             script: A Python script in this folder.
             arguments: Texts, numbers, and datasets or outputs, which become paths.
-            run_config: The base configuration; the other arguments change a copy of it.
+            run_config: The base configuration; other arguments override its values in a copy.
             compute_target: A target or its name; None is ``local``.
             environment: The Python environment.
             distributed_job_config: ``MpiConfiguration``, ``PyTorchConfiguration`` or

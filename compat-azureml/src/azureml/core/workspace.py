@@ -56,7 +56,7 @@ class Workspace:
         """Return the workspace that ``config.json`` names, or a local one.
 
         ``path``: the file, or the folder where the search begins; by default the current folder.
-        The search goes upwards and looks for ``config.json`` and ``.azureml/config.json``. Without
+        The search moves upwards and looks for ``config.json`` and ``.azureml/config.json``. Without
         such a file, the workspace is called ``local``. Raises UserErrorException if ``path`` does
         not exist or the file lacks a key.
         """

@@ -11,7 +11,7 @@ def origin(env: Mapping[str, str]) -> str:
     """Return the visible origin of this process as comma-separated words.
 
     The words are the Slurm step and task, the mpirun process above this one, and torchrun's run. An
-    mpirun within a rank of another one gives different words.
+    mpirun within a rank of another mpirun gives different words.
     """
     words = []
     if "SLURM_PROCID" in env:

@@ -99,7 +99,7 @@ def _named(setting: Setting, name: str, kind: str) -> Setting:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Variables:
-    """Base class of configuration: fields made by ``setting``, and their environment variables.
+    """Base class of configuration: fields from ``setting``, and their environment variables.
 
     Instances are frozen and compared by value. A dataclass would take milliseconds to create in
     every process of a job.

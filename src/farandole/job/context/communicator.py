@@ -8,7 +8,8 @@ from typing import Any
 
 from farandole.job.config import Placement
 
-_part: list[int] | None = None  # mpirun's ranks, if a list of some of them made this process's job
+# mpirun's ranks in this process's job, if it consists of some of them
+_part: list[int] | None = None
 
 
 def is_part(comm: Any, placement: Placement) -> bool:

@@ -23,7 +23,7 @@ class ProcessSet:
 
     ``ranks_or_comm``: ranks as a list, or an mpi4py communicator. ``process_set_id``: the set's id
     while it is registered, else None. ``ranks``: sorted global ranks; None until ``init()`` for a
-    communicator. Several ranks may each pass their own communicator, as made by ``Split``.
+    communicator. Ranks may pass different communicators, such as the results of ``Split``.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:

@@ -134,11 +134,7 @@ def verdict(
             if early:
                 lines.append("Ranks cannot train without its address: restart the job.")
             else:
-                kept = (
-                    "--replicas 2 would have kept"
-                    if replicas == 1
-                    else "no replica of it is left to keep"
-                )
-                lines.append(f"The model state it held is lost: {kept} it.")
+                why = "--replicas 2 would have kept it" if replicas == 1 else "no replica is left"
+                lines.append(f"The model state it held is lost: {why}.")
             return Verdict(-1, 0.0, exit_status(code), "\n".join(lines))
     return None

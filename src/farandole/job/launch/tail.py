@@ -65,7 +65,7 @@ class JobTail:
             f" still {'runs' if len(running) == 1 else 'run'}."
         ]
         for rank in running[:_NAMED]:
-            lines.append(f"Rank {rank} on {hosts[rank]}: {activity.get(rank) or 'no news of it'}")
+            lines.append(f"Rank {rank} on {hosts[rank]}: {activity.get(rank) or 'no report'}")
         if len(running) > _NAMED:
             lines.append(f"... and {len(running) - _NAMED} more.")
         return "\n".join(lines)

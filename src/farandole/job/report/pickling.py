@@ -15,7 +15,7 @@ _DEPTH = 8
 
 
 def pack(value: Any, what: str) -> bytes:
-    """Pickle ``value``. Raises SettingsError naming the part of it that cannot be pickled."""
+    """Pickle ``value``. Raises SettingsError naming the part that cannot be pickled."""
     try:
         return _dumps(value)
     except Exception as error:  # a __reduce__ may raise anything

@@ -327,7 +327,7 @@ class Recipe:
 
 
 def _maker(layer: Any) -> Callable[[], Any]:
-    """Return a function that makes layers like ``layer``."""
+    """Return a function that creates layers like ``layer``."""
     kind, name = type(layer), f"{layer.name!r} ({type(layer).__name__})"
 
     def unless_it_fails(call: Callable[[], Any]) -> Any:

@@ -70,7 +70,7 @@ class TorchTransport:
         return self._accelerator.record_event()
 
     def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        # in inference mode, because the program's tensors may have been made in it
+        # in inference mode, because the program's tensors may have been created in it
         with torch.inference_mode(), self._accelerator.stream(events):
             if self._way is None:
                 self._agree()

@@ -10,8 +10,8 @@ import zipfile
 
 from farandole.job.launch.agents import boot
 
-# Packages that must be the driver's own: Farandole, the names it goes by, and cloudpickle, whose
-# versions cannot read each other's pickles.
+# Packages that must be the driver's: Farandole, its import names, and cloudpickle, whose versions
+# cannot read each other's pickles.
 NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
 _packing = threading.Lock()
 

@@ -32,7 +32,7 @@ def patience(bereft: Sequence[RankState], ranks: Sequence[RankState]) -> float:
         if not 0 <= number < len(ranks) or ranks[number].code is None:
             return VICTIM_PATIENCE
         seen.add(number)
-        # This rank may have lost another one itself.
+        # This rank may itself have lost another rank.
         if ranks[number].lost >= 0 and ranks[number].lost not in seen:
             todo.add(ranks[number].lost)
     return ENDED_PATIENCE
