@@ -15,7 +15,7 @@ __all__ = [
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """Return the text of HorovodVersionMismatchError."""
+    """Return the message of HorovodVersionMismatchError."""
     return (
         f"Framework {name} installed with version {installed_version} but found version"
         f" {version}.\nThis can result in unexpected behavior including runtime errors."

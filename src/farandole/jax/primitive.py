@@ -77,7 +77,7 @@ class _Failures:
         self._kept: dict[int, BaseException] = {}
 
     def note(self, error: BaseException) -> str:
-        """Return a mark that identifies ``error`` in a text."""
+        """Return a mark that identifies ``error`` in a string."""
         self.count += 1
         self._kept[self.count] = error
         self._kept.pop(self.count - _REMEMBERED, None)
@@ -112,8 +112,8 @@ class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
         return "Collective"
 
     def __repr__(self) -> str:
-        """Return a text that JAX shows for a program with several devices, where effects have no
-        order.
+        """Return the message that JAX shows for a program with several devices, where effects have
+        no order.
         """
         return (
             "collectives of Farandole work only in programs with one device. Start one rank per"

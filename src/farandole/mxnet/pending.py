@@ -174,7 +174,7 @@ def _complete(keeper: _OnComplete, error: Exception | None) -> None:
         destroy(exception)
 
 
-# Errors. MXNet carries a text from thread to thread, and its first word selects the exception.
+# Errors. MXNet passes a string from thread to thread, and its first word selects the exception.
 
 
 def _noted(error: Exception) -> str:

@@ -41,9 +41,7 @@ class RunData(RunLogging):
 
     def _record(self, kind: str, name: str, value: Any, step: int | None = None) -> None:
         if not isinstance(name, str) or not name:
-            raise UserErrorException(
-                f"the metric's name must be a text that is not empty: {name!r}"
-            )
+            raise UserErrorException(f"the metric's name must be a non-empty string: {name!r}")
         if kind == "scalar":
             journal.add_value(self._folder, name, value, step)
         elif kind == "list":

@@ -24,7 +24,7 @@ class RunLogging(ABC):
     def log(
         self, name: str, value: Any, description: str | None = "", step: int | None = None
     ) -> None:
-        """Record a number or a text; ``step``: by default the number of earlier values."""
+        """Record a number or a string; ``step``: by default the number of earlier values."""
         self._record("scalar", name, value, step)
 
     def log_list(self, name: str, value: Sequence[Any], description: str = "") -> None:

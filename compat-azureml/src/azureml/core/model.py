@@ -144,7 +144,7 @@ class Model:
             model_name: The name of the model.
             tags: The tags by name.
             properties: The properties by name.
-            description: A text about the model.
+            description: A description of the model.
             datasets: Not used.
             model_framework: One of ``Model.Framework``.
             model_framework_version: The version of the framework.

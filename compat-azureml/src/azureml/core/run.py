@@ -227,8 +227,8 @@ class Run(RunData):
         program ends.
 
         Arguments:
-            error_details: A text or an exception.
-            error_code: A machine-readable code, which precedes the text.
+            error_details: A message or an exception.
+            error_code: A machine-readable code, which precedes the message.
         """
         cause = ": ".join(str(each) for each in (error_code, error_details) if each is not None)
         self._end(RunState.FAILED, cause or "the program called fail()")

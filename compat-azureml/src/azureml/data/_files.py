@@ -65,7 +65,7 @@ class DatasetFile(NamedTuple):
 
     - ``system``, ``path``: The file system of fsspec, and the path in it.
     - ``name``: The name in the dataset.
-    - ``version``: A text that changes with the file.
+    - ``version``: A string that changes with the file.
     """
 
     system: Any

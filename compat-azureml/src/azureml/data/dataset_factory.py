@@ -203,7 +203,7 @@ class TabularDatasetFactory:
             dataframe: The DataFrame of pandas.
             target: A ``DataPath``, ``(datastore, path)`` or a datastore.
             name: The name of the dataset, and of its folder below the target.
-            description: A text about the dataset.
+            description: A description of the dataset.
             tags: The tags of the dataset.
             show_progress: Not used.
 

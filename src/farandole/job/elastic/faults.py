@@ -22,7 +22,7 @@ class HostFaults:
         """Record a report of a rank; thread-safe.
 
         ``kind``: ``damaged`` or ``straggler``. ``rest``: the number of a membership, a slash, and
-        any text. ``value``: see ``job.report.keys``. A malformed report is logged and dropped.
+        any string. ``value``: see ``job.report.keys``. A malformed report is logged and dropped.
         """
         try:
             number, facts = int(rest.partition("/")[0]), json.loads(bytes(value))

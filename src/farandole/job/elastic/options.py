@@ -110,9 +110,9 @@ def _check_cooldown(least: float, most: float) -> None:
 
 
 def parse_cooldown(text: str) -> tuple[float, float] | None:
-    """Parse ``10:100`` (or ``10,100``, ``10 100``) into seconds; None for an empty text.
+    """Parse ``10:100`` (or ``10,100``, ``10 100``) into seconds; None for an empty string.
 
-    Raises SettingsError for any other text, and for numbers outside Horovod's limits.
+    Raises SettingsError for any other string, and for numbers outside Horovod's limits.
     """
     if not text.strip():
         return None

@@ -31,10 +31,10 @@ def check_np(np: Any) -> int:
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
     """Parse ``"h1:2,h2:4"`` into pairs of host and slots; slots of repeated hosts are added up.
 
-    IPv6 addresses are in brackets in the text and without brackets in the pairs.
+    IPv6 addresses are in brackets in the string and without brackets in the pairs.
     """
     if not isinstance(hosts, str):
-        raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
+        raise SettingsError(f'hosts={hosts!r} must be a string, such as "worker-0:2,worker-1:2"')
     slots: dict[str, int] = {}
     for item in hosts.split(","):
         found = re.fullmatch(_HOSTS, item.strip())

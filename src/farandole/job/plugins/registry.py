@@ -127,7 +127,7 @@ _CHOSEN = ("launcher", "wire")  # kinds with "auto", which selects the best impl
 
 
 def names(kind: str) -> list[str]:
-    """Return all known names of a kind, starting with the built-in ones."""
+    """Return all known names of a kind, the built-in names first."""
     return [*BUILT_IN[kind], *sorted(_installed(kind).keys() - BUILT_IN[kind].keys())]
 
 

@@ -137,9 +137,9 @@ def _is_of_a_victim(error: BaseException) -> bool:
 
 
 def _repeats_farandole_error(error: BaseException) -> bool:
-    """Return whether the error repeats the text of one of Farandole's errors.
+    """Return whether the error repeats the message of one of Farandole's errors.
 
-    XLA, TensorFlow and autograd callbacks raise their own errors with that text.
+    XLA, TensorFlow and autograd callbacks raise their own errors with that message.
     """
     return not isinstance(error, HorovodInternalError) and reports_loss(_text(error))
 
@@ -155,7 +155,7 @@ def follows_loss(error: BaseException) -> bool:
 
 
 def reports_loss(text: str) -> bool:
-    """Return whether a text, from an error or from output, reports the loss of another rank."""
+    """Return whether ``text``, from an error or from output, reports the loss of another rank."""
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 

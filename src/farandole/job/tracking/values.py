@@ -64,7 +64,7 @@ def step_number(step: Any) -> int:
 def check_name(name: Any, what: str) -> str:
     """Return ``name``. Raises TypeError unless it is a non-empty string."""
     if not isinstance(name, str) or not name:
-        raise TypeError(f"the name of {what} must be a text that is not empty, not {name!r}")
+        raise TypeError(f"the name of {what} must be a non-empty string, not {name!r}")
     return name
 
 

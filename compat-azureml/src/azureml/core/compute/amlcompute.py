@@ -111,7 +111,7 @@ class AmlCompute(ComputeTarget):
             idle_seconds_before_scaledown: Seconds after which an idle node above ``min_nodes`` is
                 released.
             tags: Tags of the target.
-            description: A text about the target.
+            description: A description of the target.
             **kwargs: Accounts and networks of Azure, which are ignored.
 
         Raises ComputeTargetException if ``min_nodes`` exceeds ``max_nodes``.
@@ -137,7 +137,7 @@ class AmlCompute(ComputeTarget):
 
     @staticmethod
     def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
-        """Return the only size of nodes: this host. ``vm_size`` accepts any text."""
+        """Return the only size of nodes: this host. ``vm_size`` accepts any string."""
         return [
             {
                 "name": "local",

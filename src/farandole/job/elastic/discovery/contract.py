@@ -85,7 +85,7 @@ def parse_host(text: str, slots: int | None, source: str) -> tuple[str, int]:
     """Parse ``host``, ``host:2`` or ``[fd00::1]:2`` into host and slots.
 
     ``slots``: the number for a host without one; None for no default. Raises SettingsError, which
-    names ``source``, for any other text, and for a host without a number if there is no default.
+    names ``source``, for any other string, and for a host without a number if there is no default.
     """
     name, colon, count = text.rpartition(":")
     if not colon or text.endswith("]"):

@@ -60,7 +60,7 @@ def parse_sources(text: str, env: Mapping[str, str] = {}) -> tuple[Source, ...]:
     An element is ``signal:USR1``, ``file:/path``, an address that begins with ``http://``, or one
     of ``PRESETS``. ``env``: environment variables; AWS_EC2_METADATA_SERVICE_ENDPOINT and
     GCE_METADATA_HOST give the addresses of metadata services, as for the clouds' tools. Raises
-    SettingsError for any other text.
+    SettingsError for any other value.
     """
     return tuple(_parse(each.strip(), env) for each in text.split(",") if each.strip())
 
@@ -160,7 +160,7 @@ def _object(body: str) -> dict[str, Any]:
 
 
 def _seconds(text: str, now: float) -> float | None:
-    """Return the seconds until ``2030-01-01T00:00:00Z``; None for another text."""
+    """Return the seconds until ``2030-01-01T00:00:00Z``; None for any other string."""
     from datetime import datetime, timezone  # imported here because other sources need no dates
 
     try:

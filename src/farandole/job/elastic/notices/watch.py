@@ -79,7 +79,7 @@ class NoticeWatch:
 def watch_host(host: str, text: str, report: Report) -> NoticeWatch:
     """Watch the sources of the setting ``preemption_notice`` on this machine.
 
-    ``host``: the host's name in the job. Raises SettingsError for an invalid text.
+    ``host``: the host's name in the job. Raises SettingsError for an invalid value.
     """
     watch = NoticeWatch(host, parse_sources(text, os.environ), report)
     watch.start()
