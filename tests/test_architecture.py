@@ -253,7 +253,7 @@ def test_the_architecture_page_names_every_room() -> None:
         ("base.types", "if TYPE_CHECKING:\n    from farandole.net.store import StoreClient"),
     ],
 )
-def test_the_order_check_sees_what_is_wrong(module: str, source: str) -> None:
+def test_the_check_of_rooms_reports_invalid_imports(module: str, source: str) -> None:
     assert len(misplaced(module, source)) == 1
 
 
@@ -269,11 +269,11 @@ def test_the_order_check_sees_what_is_wrong(module: str, source: str) -> None:
         ),
     ],
 )
-def test_the_order_check_lets_pass_what_is_right(module: str, source: str) -> None:
+def test_the_check_of_rooms_accepts_valid_imports(module: str, source: str) -> None:
     assert misplaced(module, source) == []
 
 
-def test_the_heavy_check_sees_what_is_wrong() -> None:
+def test_the_check_of_heavy_packages_reports_imports() -> None:
     assert heavy("core.api.ops", "def f():\n    import torch.distributed") != []
     assert heavy("torch", "from torch import nn") == []
     assert heavy("torch.optimizer", "from torch import nn") == []

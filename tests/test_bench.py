@@ -179,7 +179,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         ),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_at_once(
+def test_impossible_arguments_are_refused_immediately(
     arguments: list[str],
     says: str,
     capsys: pytest.CaptureFixture[str],

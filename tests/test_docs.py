@@ -208,7 +208,7 @@ HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.name)
-def test_the_blocks_of_a_page_do_what_they_say(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_give_their_output(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 

@@ -163,7 +163,7 @@ def write_mnist(folder: Path, part: str, rows: int, *, zipped: bool) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_both_parts_of_mnist_are_used_when_they_are_there(
+def test_both_parts_of_mnist_are_used_if_present(
     example: ModuleType, tmp_path: Path, zipped: bool
 ) -> None:
     write_mnist(tmp_path, "train", 30, zipped=zipped)

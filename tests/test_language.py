@@ -140,7 +140,7 @@ def test_texts_are_plain_english(path: Path) -> None:
     assert [f"{fault.where}: {fault.text!r} ({fault.instead})" for fault in faults(path)] == []
 
 
-def test_the_check_sees_what_is_wrong() -> None:
+def test_the_check_reports_refused_phrases() -> None:
     source = '"""Is it so?"""\nx = "all ranks are told"  # nobody waits\n'
     assert [fault.text for fault in python_faults(source, "f")] == [
         "Is it so?",

@@ -31,7 +31,7 @@ def images() -> list[tuple[Path, str, Path]]:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_is_drawn_from_what_is_stored(name: str) -> None:
+def test_a_picture_is_drawn_from_stored_measurements(name: str) -> None:
     assert PICTURES[name](FOLDER) == (FOLDER / name).read_text(), "run make pictures"
 
 

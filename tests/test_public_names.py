@@ -30,7 +30,7 @@ ccl_built cuda_built rocm_built mpi_ops elastic
 """
 
 
-def test_the_package_exports_what_it_lists() -> None:
+def test_the_package_exports_its_listed_names() -> None:
     assert farandole.__all__ == [
         "Experiment",
         "FunctionRun",

@@ -56,7 +56,7 @@ class TestResults:
 
         assert farandole.run(join, ("x", "y"), {"c": "z"}, np=2) == ["xyz", "xyz"]
 
-    def test_a_lambda_and_what_it_closes_over(self) -> None:
+    def test_a_lambda_with_its_closure(self) -> None:
         factor = 6
         assert farandole.run(lambda x: x * factor, (7,)) == [42]
 
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 
         assert farandole.run(read) == [["1", "1"]]
 
-    def test_output_goes_where_ours_goes(self) -> None:
+    def test_output_of_ranks_goes_to_the_callers_streams(self) -> None:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             farandole.run(lambda: (print("hello"), print("oh", file=sys.stderr)), np=2)
@@ -232,7 +232,7 @@ class TestRunner:
     def test_gives_the_value_of_rank_0(self) -> None:
         assert farandole.Runner(np=2).run(lambda scale: (whoami(), scale), scale=3) == ((0, 2), 3)
 
-    def test_checks_np_at_once(self) -> None:
+    def test_np_is_checked_immediately(self) -> None:
         with pytest.raises(SettingsError, match=mentioning("np=-1")):
             farandole.Runner(np=-1)
 
@@ -475,7 +475,7 @@ def catches_all(victim: int) -> None:
 
 @pytest.mark.usefixtures("jobs")
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> None:
+def test_a_rank_that_catches_a_victims_error_is_not_blamed(victim: int) -> None:
     with pytest.raises(JobFailedError, match=mentioning("ValueError: boom", "lost")) as caught:
         farandole.run(catches_all, (victim,), np=2)
     assert caught.value.rank == victim

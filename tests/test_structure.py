@@ -211,7 +211,7 @@ def test_modules_do_not_import_each_other() -> None:
     assert [sorted(each) for each in cycles(edges) if each not in CYCLES] == []
 
 
-def test_the_limits_see_what_breaks_them() -> None:
+def test_the_limits_report_violations() -> None:
     lines = "\n".join(f"    x{number} = {number}" for number in range(FUNCTION_LINES + 1))
     assert long_functions(ast.parse(f"def f():\n{lines}")) == [Broken("f", FUNCTION_LINES + 1)]
     names = ", ".join(f"p{number}" for number in range(PARAMETERS + 1))

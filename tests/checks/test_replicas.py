@@ -98,7 +98,7 @@ def test_parameters_that_came_later() -> None:
     )
 
 
-def test_settings_are_the_cause_of_what_follows_from_them() -> None:
+def test_different_settings_are_named_before_their_effects() -> None:
     history = History(equal_at=1)
     reports = [
         ReplicaReport((1, 2), {"lr": "0.1"}),
@@ -176,7 +176,7 @@ def test_values_local_to_a_rank_may_differ(one: int, other: int) -> None:
     st.integers(0, 200_000),
     st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.bool_]),
 )
-def test_a_digest_looks_at_few_elements_over_the_whole(count: int, dtype: type) -> None:
+def test_a_digest_samples_elements_of_the_whole_array(count: int, dtype: type) -> None:
     array = np.zeros(count, dtype)
     seen = digest(array)
     assert 0 < seen <= 1 << 62

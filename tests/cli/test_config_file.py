@@ -148,7 +148,7 @@ def test_errors_of_the_start_name_the_file(
     assert f"job.yaml: output_dir='{tmp_path}/taken' cannot be used" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--config-file", "/no/such.yaml", "true"]) == 2
     assert "--config-file '/no/such.yaml' cannot be read" in capsys.readouterr().err
 

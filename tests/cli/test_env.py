@@ -26,7 +26,7 @@ def report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return capsys.readouterr().out
 
 
-def test_the_report_has_what_one_asks_for(report: str) -> None:
+def test_the_report_has_the_facts_of_an_issue(report: str) -> None:
     lines = {line.split("  ")[1]: line for line in report.splitlines() if line.startswith("  ")}
     assert sys.version.split()[0] in lines["Python"]
     assert {

@@ -554,7 +554,7 @@ class TestRegistry:
         assert registry.load("launcher", "local").name == "local"
         assert registry.best("launcher", JobRequest(2)).name == "local"
 
-    def test_another_distributions_launcher(
+    def test_a_launcher_of_another_distribution(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         info = tmp_path / "other-1.0.dist-info"

@@ -458,7 +458,7 @@ def test_the_module_is_the_command_too() -> None:
     assert tools.python("-m", "horovod.runner.launch", "-np", "1", "false").returncode == 1
 
 
-def test_the_table_of_what_there_is() -> None:
+def test_check_build_lists_the_available_parts() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     lines = tools.horovodrun("--check-build").stdout.splitlines()
     for line in (

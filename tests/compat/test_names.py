@@ -55,7 +55,7 @@ def test_the_packages_hold_names_and_no_logic(path: Path) -> None:
         ), ast.unparse(node)
 
 
-def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
+def test_every_module_can_be_imported_and_has_its_listed_names() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     names = (MODULES + TORCH_MODULES).split()
     assert (

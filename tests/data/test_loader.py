@@ -144,7 +144,7 @@ def test_closing_from_another_thread_wakes_the_consumer() -> None:
         assert not thread.is_alive()
 
 
-def test_two_iterations_at_once_do_not_mix() -> None:
+def test_two_concurrent_iterations_do_not_mix() -> None:
     loader = Ahead(1)
     pairs = list(zip(loader, loader, strict=True))
     assert [(one[1], two[1]) for one, two in pairs] == [(number, number) for number in range(5)]

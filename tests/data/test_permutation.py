@@ -16,7 +16,7 @@ def test_every_index_comes_once(length: int, seed: int, epoch: int) -> None:
     assert np.array_equal(np.sort(order), np.arange(length))
 
 
-def test_a_position_does_not_depend_on_what_else_is_asked() -> None:
+def test_a_position_is_independent_of_other_requests() -> None:
     order = Permutation(1000, 5, 2)
     whole = order(np.arange(1000))
     for positions in ([7], [999, 0, 7, 7], range(3, 1000, 17)):

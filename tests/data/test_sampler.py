@@ -120,7 +120,7 @@ def test_the_elastic_sampler_restarts_at_set_epoch(one_of_two: list[tuple[int, i
     assert len(list(sampler)) == 5
 
 
-def test_the_elastic_one_counts_batches_whatever_their_number(
+def test_the_elastic_sampler_counts_batches_by_any_number(
     one_of_two: list[tuple[int, int]],
 ) -> None:
     """After resuming, some programs count on and others from 0."""
@@ -271,7 +271,7 @@ def test_a_torch_data_loader_takes_it() -> None:
     assert taken == [list(sampler) for sampler in samplers]
 
 
-def test_a_large_dataset_starts_at_once() -> None:
+def test_a_large_dataset_starts_without_delay() -> None:
     sampler = DistributedSampler(1 << 40, 1 << 10, 3)
     first = next(iter(sampler))  # would take hours if the order were made in advance
     assert 0 <= first < 1 << 40

@@ -81,7 +81,7 @@ def test_a_skip_of_jobs_counts_as_one_of_main() -> None:
     assert hidden(by_interpreter(results)) == [f"main: {slurm}"]
 
 
-def test_parts_run_what_their_environments_leave_out() -> None:
+def test_parts_run_the_tests_their_environments_leave_out() -> None:
     assert arguments(MAIN) == [f"--ignore={path}" for path in JOB_TESTS]
     for name, part in PARTS.items():
         assert arguments(name) == list(part.tests)

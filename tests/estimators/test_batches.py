@@ -55,7 +55,7 @@ def test_a_run_continues_over_rows_of_another_order(
     ("rows", "size", "lengths"),
     [(65, 2, [16, 17]), (67, 2, [16, 18]), (68, 2, [16, 16, 2]), (1, 2, [1])],
 )
-def test_no_rank_has_a_batch_of_one_row_where_there_are_more(
+def test_no_rank_has_a_batch_of_one_row_if_there_are_more(
     rows: int, size: int, lengths: list[int], tmp_path: Path
 ) -> None:
     found = list(batches(tmp_path / "a", rows, size=size))

@@ -107,7 +107,7 @@ def test_wrong_columns_are_an_error_before_training(
         made.fit_on_parquet(written(tmp_path))
 
 
-def test_losses_tell_what_a_classifier_returns() -> None:
+def test_losses_show_the_outputs_of_a_classifier() -> None:
     functions = torch.nn.functional
     assert output_kind(functions.cross_entropy) == OutputKind("logits", False)
     assert output_kind(torch.nn.BCELoss()) == OutputKind("probabilities", True)

@@ -73,7 +73,7 @@ def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path)
             pass
 
 
-def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_path: Path) -> None:
+def test_a_store_with_one_folder_holds_the_last_data(spark: Any, tmp_path: Path) -> None:
     """As Horovod's programs create it: the folder is used for any number."""
     from farandole.data import Store
     from farandole.estimators import TorchEstimator
@@ -111,7 +111,7 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
     assert [path for path in tmp_path.rglob("*.parquet") if path.is_file()] == []
 
 
-def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path) -> None:
+def test_subclasses_override_the_methods_of_horovods(spark: Any, tmp_path: Path) -> None:
     """As SynapseML's text classifiers do: the model's row function turns a row's text into new
     columns, in training and in predictions.
     """

@@ -41,7 +41,7 @@ def test_the_best_epoch_and_the_last(
     assert (found.epoch, ended) == (best, stopped)
 
 
-def test_epochs_without_validation_are_no_worse_ones() -> None:
+def test_epochs_without_validation_are_not_worse() -> None:
     found = Best(Watching("val_loss", patience=2))
     for epoch in range(4):
         found.update(

@@ -183,7 +183,7 @@ def test_nan_in_the_column_of_validation_is_not_above_0(spark: Any) -> None:
     ]
 
 
-def test_fits_at_once_keep_the_rows_until_the_last_has_ended(spark: Any) -> None:
+def test_concurrent_fits_keep_the_rows_until_the_last_ends(spark: Any) -> None:
     drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
     rows = spark.range(0, 50, 1, 2).withColumn("x", drawn())
     first, second = (computed_once(rows, ("x",), 0.4) for _ in range(2))

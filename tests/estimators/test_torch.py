@@ -399,7 +399,7 @@ def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert len(whole.getHistory()) == 2
 
 
-def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
+def test_an_optimizer_keeps_values_its_pickle_omits(tmp_path: Path) -> None:
     """LBFGS omits its list of parameters; a step must still use gradients computed before."""
 
     def step(
@@ -437,7 +437,7 @@ def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
     assert found.getOptimizer()._params[0] is next(found.getModel().parameters())
 
 
-def test_an_optimizer_is_read_with_what_its_pickle_leaves_out(spark: Any, tmp_path: Path) -> None:
+def test_an_optimizer_is_read_with_values_its_pickle_omits(spark: Any, tmp_path: Path) -> None:
     model = net()
     written_one = estimator(model, optimizer=torch.optim.LBFGS(model.parameters()))
     metadata = {"feature_columns": ["x"], "label_columns": ["y"]}

@@ -17,7 +17,7 @@ from tests.estimators.torch_tools import BATCH, RATE, estimator, functions, net,
 from tests.kits.messages import mentioning
 
 
-def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -> None:
+def test_row_weights_equal_repeated_rows(tmp_path: Path) -> None:
     """A whole epoch is one batch, so its mean is the mean of all rows."""
     path, given = written(tmp_path), columns()
     model = net()
@@ -45,7 +45,7 @@ def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("case", ["weights", "ignored", "sequence"])
-def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Path) -> None:
+def test_weighted_means_equal_those_of_one_process(case: str, tmp_path: Path) -> None:
     """With class weights, and with ignored labels, which may be all labels of a rank."""
     found, numbers = columns(), np.random.RandomState(2)
     sequence = np.where(numbers.rand(ROWS, 2) < 0.6, -100, numbers.randint(0, 3, (ROWS, 2)))
@@ -184,7 +184,7 @@ def test_rows_of_weight_0_do_not_count(ranks: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*trained)
 
 
-def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:
+def test_constructors_of_losses_get_their_arguments(tmp_path: Path) -> None:
     """Horovod's get its local variables. A loss on the model's parameters gets the parameters of
     the rank.
     """

@@ -51,7 +51,7 @@ def test_batches_that_lie_in_one_chunk_come_together(lengths: list[int], size: i
     )
 
 
-def test_a_batch_comes_as_soon_as_its_rows_are_there() -> None:
+def test_a_batch_is_returned_as_soon_as_its_rows_are_read() -> None:
     taken = []
 
     def chunks():  # type: ignore[no-untyped-def]

@@ -56,7 +56,7 @@ def test_models_that_take_a_fixed_number_of_rows(kind: str, fixed: int, tmp_path
             np.testing.assert_array_equal(sums, X[:rows].sum(axis=1))
 
 
-def test_a_program_whose_result_is_none_of_rows_gets_all_at_once() -> None:
+def test_a_program_with_a_result_without_rows_gets_all_rows() -> None:
     torch = pytest.importorskip("torch")
 
     class Sum(torch.nn.Module):  # type: ignore[misc,name-defined]

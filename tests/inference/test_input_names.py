@@ -32,7 +32,7 @@ def test_a_column_never_takes_the_place_of_another_input() -> None:
     assert named({"a": X, "c": Y}, ["a", "b"], "the model", ordered=True)["b"] is Y
 
 
-def test_numbers_are_cast_only_to_what_holds_them() -> None:
+def test_numbers_are_cast_only_to_dtypes_that_hold_them() -> None:
     assert cast("a", np.array([1.5]), "float32").tolist() == [1.5]
     assert cast("a", np.array([1.0, 2.0]), "int64").tolist() == [1, 2]
     assert cast("a", np.array([0, 1]), "bool").tolist() == [False, True]

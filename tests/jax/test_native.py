@@ -77,7 +77,7 @@ def test_hosts_with_ipv6_alone() -> None:
     ), err
 
 
-def test_without_jax_distributed_programs_are_plain_ones() -> None:
+def test_programs_without_jax_distributed_are_plain() -> None:
     import jax.numpy as jnp
 
     import farandole.jax as hvd

@@ -135,7 +135,7 @@ def test_complete_gossip_averages_gradients() -> None:
         assert_close(coded, reduced)
 
 
-def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
+def test_half_types_integers_and_updates_without_weights() -> None:
     def fn(rank: int) -> None:
         import farandole.jax as hvd
 

@@ -59,7 +59,7 @@ def variables_of(np: int, settings: Settings | None = None) -> dict[str, str]:
     )
 
 
-def test_variables_of_rank_0_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_variables_of_rank_0_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     env = variables_of(1, Settings(cycle_time=3.0))
     assert {

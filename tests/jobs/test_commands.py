@@ -110,7 +110,7 @@ def test_logs_of_one_rank_and_of_all(module_home: RunsHome, capsys: Output) -> N
     assert main(["logs", "first", "--rank", "2"]) == 2
 
 
-def test_compare_shows_what_differs(module_home: RunsHome, capsys: Output) -> None:
+def test_compare_shows_the_differences(module_home: RunsHome, capsys: Output) -> None:
     first, second = ids(module_home)[2], ids(module_home)[1]
     data = json.loads(printed(capsys, "compare", first, second, "--json"))
     assert data["runs"] == [first, second]
@@ -121,7 +121,7 @@ def test_compare_shows_what_differs(module_home: RunsHome, capsys: Output) -> No
     assert main(["compare", first]) == 2
 
 
-def test_a_run_is_found_by_what_people_remember(module_home: RunsHome) -> None:
+def test_a_run_is_found_by_id_prefix_name_or_path(module_home: RunsHome) -> None:
     newest, second, first = ids(module_home)
     assert find_run(module_home, "last").run_id == newest
     assert find_run(module_home, first[:-2]).run_id == first
@@ -355,7 +355,7 @@ def test_sizes_and_times_are_read() -> None:
     assert [duration("90"), duration("2m"), duration("1.5h")] == [90, 120, 5400]
 
 
-def test_gc_keeps_what_it_should(module_home: RunsHome) -> None:
+def test_gc_keeps_recent_and_active_runs(module_home: RunsHome) -> None:
     rows = listed(module_home)
     now = time.time()
     assert chosen(rows, now=now, older_than=3600) == []

@@ -181,7 +181,7 @@ def test_a_killed_conversion_is_completed(run: RunFolder, monkeypatch: pytest.Mo
     assert steps_and_values(run, "loss") == [(0, 1.0), (1, 0.5), (2, 0.25)]
 
 
-def test_readers_and_a_writer_work_at_once(run: RunFolder) -> None:
+def test_readers_and_a_writer_work_concurrently(run: RunFolder) -> None:
     tracker = track(run)
 
     def read(_: int) -> bool:

@@ -178,7 +178,7 @@ def test_a_runner_that_cannot_begin_fails_the_run(
     assert wait_for_end(folder)["state"] == "failed"
 
 
-def test_a_second_supervisor_ends_at_once(home: RunsHome) -> None:
+def test_a_second_supervisor_ends_immediately(home: RunsHome) -> None:
     ensure_running(home)
     deadline = time.monotonic() + 10
     while not running_pid(home) and time.monotonic() < deadline:

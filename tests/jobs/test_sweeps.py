@@ -111,7 +111,7 @@ def ended(policy: object, histories: dict[str, Sequence[float]], maximize: bool)
     return [run for run in histories if policy.ends(run, histories, maximize)]  # type: ignore[attr-defined]
 
 
-def test_a_bandit_ends_what_lags_behind() -> None:
+def test_a_bandit_ends_runs_that_lag_behind() -> None:
     histories = {"best": [0.5, 0.8], "near": [0.75], "far": [0.7]}
     assert ended(Bandit(slack_factor=0.1), histories, True) == ["far"]
     assert ended(Bandit(slack_amount=0.2), histories, True) == []
@@ -120,7 +120,7 @@ def test_a_bandit_ends_what_lags_behind() -> None:
     assert ended(Bandit(slack_factor=0.1, evaluation_interval=2), histories, True) == []
 
 
-def test_a_median_ends_what_is_below_the_others() -> None:
+def test_a_median_policy_ends_runs_below_the_others() -> None:
     histories = {"a": [0.9, 0.9], "b": [0.8, 0.8], "c": [0.1, 0.1]}
     assert ended(MedianStopping(), histories, True) == ["c"]
     assert ended(MedianStopping(), histories, False) == ["a", "b"]

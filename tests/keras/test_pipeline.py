@@ -465,7 +465,7 @@ def test_pipelines_continue_after_an_error(backend: str) -> None:
     close(second, alone)
 
 
-def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
+def test_three_stages_whose_loss_is_added_by_layers(backend: str) -> None:
     """Without a loss in ``compile``, the last stage has no gradient of its outputs. Also a metric
     of two numbers.
     """
@@ -539,7 +539,7 @@ def test_a_pipeline_on_jax_names_the_alternative() -> None:
         assert "hvd.DistributedOptimizer" in said
 
 
-def test_a_layer_that_is_frozen_between_steps_stays_as_it_is(backend: str) -> None:
+def test_a_layer_frozen_between_steps_is_unchanged(backend: str) -> None:
     def train(rank: int) -> list[bool]:
         import keras
 

@@ -12,7 +12,7 @@ from tests.kits.messages import mentioning
 pytest.importorskip("torch", reason="torch is not installed")
 
 
-def test_gradients_of_any_look_are_reduced() -> None:
+def test_gradients_of_any_layout_are_reduced() -> None:
     """A gradient shared by two variables, one of a different layout, a negative view, a small type,
     and a plain one.
     """
@@ -56,7 +56,7 @@ def test_gradients_of_any_look_are_reduced() -> None:
     assert one[1][0] == one[1][1] == (-6.0, -6.0)
 
 
-def test_the_gradients_of_a_step_are_everybodys_afterwards() -> None:
+def test_gradients_after_a_step_are_those_of_all_ranks() -> None:
     """As with DDP: norms that a program computes of them are equal on all ranks."""
 
     def fn(rank: int) -> Any:
@@ -80,7 +80,7 @@ def test_the_gradients_of_a_step_are_everybodys_afterwards() -> None:
     assert one == two
 
 
-def test_loaders_that_are_dealt_out() -> None:
+def test_loaders_are_distributed() -> None:
     """Distributed loaders keep everything except their samples; loaders that would draw other
     samples are refused.
     """

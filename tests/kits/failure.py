@@ -70,7 +70,7 @@ class BoardKit(Worlds):
 
         self.run(3, body)
 
-    def test_a_fast_rank_may_post_the_next_round_at_once(self) -> None:
+    def test_a_fast_rank_may_post_the_next_round_early(self) -> None:
         posted = threading.Event()
 
         def body(transport: Transport) -> None:
@@ -141,7 +141,7 @@ class FailureKit(Worlds):
     @pytest.mark.parametrize(
         "waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"]
     )
-    def test_abort_wakes_those_who_wait(self, waiting: str) -> None:
+    def test_abort_wakes_waiting_ranks(self, waiting: str) -> None:
         together = threading.Barrier(3)
 
         def body(transport: Transport) -> str:

@@ -145,7 +145,7 @@ class LauncherKit:
     def test_ranks_have_the_jobs_variables(self, outcomes: list[Any]) -> None:
         assert {result["variables"]["OF_THE_JOB"] for result in outcomes[0]} == {"a b=c"}
 
-    def test_all_that_ranks_print_is_there_in_order(self, told: str) -> None:
+    def test_all_output_of_ranks_is_printed_in_order(self, told: str) -> None:
         first = told.partition(MARK)[0]
         for rank in range(self.np):
             own = [

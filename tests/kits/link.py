@@ -19,7 +19,7 @@ from tests.kits.transport import Worlds
 
 class LinkKit(Worlds):
     @pytest.mark.parametrize("length", [1, 1000, 70_000, 20_000_003])
-    def test_both_send_at_once(self, length: int) -> None:
+    def test_both_send_at_the_same_time(self, length: int) -> None:
         """Both send more than all buffers on the way can hold."""
 
         def body(link: Link) -> None:

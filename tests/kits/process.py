@@ -31,7 +31,7 @@ class ProcessKit:
         assert procs(size, body, wire=self.wire) == list(range(size))
 
     @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "idle board"])
-    def test_a_killed_peer_is_named_at_once(self, waiting: str) -> None:
+    def test_a_killed_peer_is_named_immediately(self, waiting: str) -> None:
         """Rank 1 of 3 dies. Rank 2 must notice although, in a ring, it may be waiting only for rank
         0.
         """

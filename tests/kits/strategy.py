@@ -90,7 +90,7 @@ class StrategyKit:
         assert any(alone) or strategy.epochs
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_weights_stay_where_they_are_and_what_they_are(self, dtype: str) -> None:
+    def test_weights_keep_their_memory_shape_and_dtype(self, dtype: str) -> None:
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             weights = beginning(dtype)
             exchange = WeightExchange("kit", options, strategy)
@@ -128,7 +128,7 @@ class StrategyKit:
 
         self.run(3, body)
 
-    def test_ranks_come_nearer_to_what_all_have_learned(self) -> None:
+    def test_exchanges_bring_ranks_closer_together(self) -> None:
         """Ranks have different goals: without exchanges, neighbours would end 0.1 apart."""
 
         def body(rank: int, strategy: Strategy, options: GradientOptions) -> tuple[float, float]:

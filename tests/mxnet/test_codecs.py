@@ -104,7 +104,7 @@ def test_residuals_stay_with_their_parameter() -> None:
 
 
 @pytest.mark.parametrize("codec", ["topk:0.4", "onebit", "sign:0.5"])
-def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
+def test_residuals_of_unused_parameters_are_not_sent(codec: str) -> None:
     """No rank updates such a parameter: a sent residual would be lost, and momentum would decay."""
 
     def fn(rank: int) -> list[list[float]]:

@@ -30,7 +30,7 @@ def test_a_program(name: str, launcher: tuple[str, ...], arguments: list[str]) -
     assert all(float(accuracy) > 0.9 for accuracy, _ in found)
 
 
-def test_every_module_and_name_of_the_table_is_there() -> None:
+def test_every_module_and_name_of_the_table_exists() -> None:
     known = [
         (row[0].strip("`"), name)
         for row in ROWS

@@ -404,7 +404,7 @@ def run(program: str, *, np: int = 2, fails: bool = False, **env: str) -> str:
     return done.stderr if fails else done.stdout
 
 
-def test_the_engine_that_runs_everything_at_once() -> None:
+def test_the_engine_that_runs_everything_immediately() -> None:
     said = run(
         "x = mx.nd.ones((3,))\nhvd.allreduce_(x, op=hvd.Sum)\n"
         "group = hvd.grouped_allreduce([x, x], op=hvd.Sum)\n"

@@ -194,7 +194,7 @@ def test_random_numbers_and_factors(dtype: str, op: str) -> None:
     job(n, check)
 
 
-def test_bfloat16_travels_as_it_is() -> None:
+def test_bfloat16_is_exchanged_unchanged() -> None:
     """MXNet 1.9 stores this type, but computes little with it."""
 
     def check(rank: int) -> None:

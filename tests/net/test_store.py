@@ -120,7 +120,7 @@ class TestValues:
         finally:
             server.close()
 
-    def test_hooks_hear_of_what_the_ranks_set(
+    def test_hooks_of_the_store_get_the_values_of_ranks(
         self, server: StoreServer, client: StoreClient
     ) -> None:
         heard: list[tuple[str, bytes]] = []
@@ -286,7 +286,9 @@ class TestNobodyThere:
         silent.close()
         assert wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
 
-    def test_closing_waits_for_who_is_about_to_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_closing_waits_for_connections_that_are_ending(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A rank that has just left may still have a thread and a socket in the driver."""
         ending: list[threading.Thread] = []
         ended, awaited, close = threading.Event(), threading.Event(), socket.socket.close
@@ -487,9 +489,7 @@ class TestMembers:
             assert _virtual() < before + length // 2
         assert mentions(caplog.text, f"{length} bytes", str(64 << 20))
 
-    def test_the_connection_of_who_stays_ends_when_its_host_is_lost(
-        self, server: StoreServer
-    ) -> None:
+    def test_a_staying_connection_ends_when_its_host_is_lost(self, server: StoreServer) -> None:
         """Also while an answer is in transit, when the kernel does not probe."""
         client = StoreClient(server.address, SECRET)
         client.announce("agent/0")

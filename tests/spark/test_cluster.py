@@ -124,7 +124,7 @@ class TestResults:
             (3, 0, 1, 0, 1, 0, 1)
         ]
 
-    def test_as_many_as_sparks_parallelism_by_default(self) -> None:
+    def test_the_default_is_sparks_parallelism(self) -> None:
         assert farandole.spark.run(lambda: int(os.environ["HOROVOD_RANK"])) == [0, 1]
 
     def test_all_slots(self) -> None:

@@ -125,7 +125,7 @@ class TestOfTheFunction:
     def test_only_the_result_of_rank_0_has_to_be(self) -> None:
         assert run(lambda: (i for i in range(3)) if rank() else 5) == 5
 
-    def test_a_module_that_is_not_there(self) -> None:
+    def test_a_missing_module(self) -> None:
         with pytest.raises(
             JobFailedError,
             match=mentioning("ModuleNotFoundError", "module"),

@@ -260,7 +260,7 @@ class TestSlots:
         launcher._cluster = SparkCluster(Context("yarn", [0, 0, 2], 2))
         assert launcher.all_slots() == 2
 
-    def test_late_tasks_name_what_the_user_can_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_late_tasks_name_the_setting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = SparkCluster(Context("yarn", [2], 2))
         stage = SimpleNamespace(ended=False, close=lambda seconds: None)
         monkeypatch.setattr(found, "submit", lambda *_: stage)

@@ -197,7 +197,7 @@ def test_overwriting_saved_tensors_is_an_error() -> None:
     job(2, fn)
 
 
-def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
+def test_nothing_is_recorded_without_a_request() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 

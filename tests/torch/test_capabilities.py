@@ -31,7 +31,7 @@ def test_nccl_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capabilities.nccl_built() == 21304
 
 
-def test_mpi_is_not_what_this_job_runs_on() -> None:
+def test_this_job_does_not_run_on_mpi() -> None:
     import farandole.torch as hvd
 
     with pytest.raises(ValueError, match=mentioning("initialized")):

@@ -123,7 +123,7 @@ class MeetsLate(Pretend):
         super().follow(work)
 
 
-def test_the_store_is_there_as_long_as_the_group() -> None:
+def test_the_store_lives_as_long_as_the_group() -> None:
     def body(rank: int) -> None:
         import gc
 

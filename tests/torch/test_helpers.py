@@ -217,7 +217,7 @@ DATA = list(range(4))
     ],
     ids=str,
 )
-def test_loaders_that_cannot_be_dealt(
+def test_loaders_that_cannot_be_distributed(
     loader: Any, error: type[Exception], text: str | tuple[str, ...]
 ) -> None:
     import farandole.torch as hvd

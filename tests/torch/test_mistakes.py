@@ -209,7 +209,7 @@ def test_too_many_passes_and_dropped_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_two_threads_that_go_backward_at_once() -> None:
+def test_two_threads_run_backward_concurrently() -> None:
     def train(rank: int) -> None:
         import threading
 

@@ -227,7 +227,7 @@ def test_parameter_groups_and_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
+def test_a_group_added_after_its_gradients_were_computed(op: str) -> None:
     def run(rank: int, n: int, wrap: Wrap) -> Any:
         model = net()
         optimizer = wrap(
@@ -324,7 +324,7 @@ def test_sparse_gradients() -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
-def test_sparse_gradients_sent_as_dense_ones_come_back_sparse(compression: str) -> None:
+def test_sparse_gradients_sent_dense_return_sparse(compression: str) -> None:
     """For optimizers that accept only sparse gradients."""
 
     def run(rank: int, n: int, wrap: Wrap) -> Any:

@@ -85,7 +85,7 @@ def test_every_collective_stays_in_its_set() -> None:
         assert results[rank] == [*wanted, rows, [16.0, 8.0][index], 8.0]
 
 
-def test_errors_say_which_operation_and_who() -> None:
+def test_errors_name_the_operation_and_the_rank() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -141,7 +141,7 @@ def test_unnamed_calls_are_counted_per_set() -> None:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_two_sets_train_two_models_at_once(make: Any) -> None:
+def test_two_sets_train_two_models_concurrently(make: Any) -> None:
     def fn(rank: int) -> Any:
         import farandole.torch as hvd
 

@@ -304,7 +304,7 @@ def test_activation_checkpoints(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_hooks_that_change_gradients_after_ours(overlap: str) -> None:
+def test_hooks_that_change_gradients_after_farandoles(overlap: str) -> None:
     """Ranks exchange the hooks' results, in later steps as in the first."""
 
     def change(model: Any) -> None:
@@ -338,7 +338,7 @@ def test_hooks_that_change_gradients_after_ours(overlap: str) -> None:
     assert_all_close(job(2, train, overlap=overlap), wanted)
 
 
-def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
+def test_a_hook_that_steps_when_a_gradient_is_ready() -> None:
     """Optimizers in the backward pass, whose gradients need no separate memory."""
 
     def steps(wrap: Callable[[Any], Any], rank: int, n: int) -> Any:

@@ -70,7 +70,7 @@ def test_no_addition_is_lost(clients: list[StoreClient]) -> None:
         assert sorted(number for numbers in counted for number in numbers) == list(range(1, 101))
 
 
-def test_a_value_wakes_who_waits_for_it(clients: list[StoreClient]) -> None:
+def test_a_value_wakes_its_waiters(clients: list[StoreClient]) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = pool.submit(JobStore(clients[0], "w", 10.0).get, "key")
         both = pool.submit(JobStore(clients[1], "w", 10.0).wait, ["key", "number"])

@@ -338,7 +338,7 @@ def test_parameter_servers_follow_their_model() -> None:
     assert_close([one[2], two[2], one[3]], [values(models[0]), values(models[1]), centre])
 
 
-def test_gossip_in_the_background_keeps_what_all_have_learned() -> None:
+def test_background_gossip_keeps_the_changes_of_all_ranks() -> None:
     """Ranks take 3, 7 and 11 steps, of 1, 2 and 3."""
 
     def fn(rank: int) -> None:

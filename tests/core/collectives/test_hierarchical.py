@@ -30,7 +30,7 @@ class TestHierarchical(TransportKit):
     "dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT64, DType.BOOL]
 )
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX])
-def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
+def test_large_tensors_are_sent_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
     lengths = [SMALL // dtype.itemsize + 1, 7]
     scale = 1 / size if op is ReduceOp.SUM else 1.0  # of bool: true where all are
 
@@ -52,7 +52,7 @@ def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_tensors_are_sent_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with separate memory for the result, and a shorter last piece."""
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
     length = 50_003

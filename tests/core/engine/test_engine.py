@@ -227,7 +227,7 @@ def test_a_name_in_use_refuses_the_whole_group() -> None:
     engines(2, body)
 
 
-def test_several_threads_submit_at_once() -> None:
+def test_several_threads_submit_concurrently() -> None:
     def body(engine: Engine) -> None:
         def work(lane: int) -> None:
             for i in range(20):
@@ -277,7 +277,7 @@ def test_the_departure_of_a_rank_is_reported_to_the_others() -> None:
     assert all(mentions(text, "Rank 0") and "waited for a" in text for text in texts[1:])
 
 
-def test_shutdown_fails_what_is_in_flight_here() -> None:
+def test_shutdown_fails_pending_collectives() -> None:
     def body(transport: Any) -> None:
         engine = Engine(transport, Settings())
         if engine.rank == 0:
@@ -291,7 +291,7 @@ def test_shutdown_fails_what_is_in_flight_here() -> None:
     ranks(2, body)
 
 
-def test_a_killed_peer_is_named_with_what_was_waited_for() -> None:
+def test_a_killed_peer_is_named_with_the_pending_tensor() -> None:
     def body(transport: Any) -> str:
         import os
         import signal
@@ -332,7 +332,7 @@ def test_a_stalled_rank_ends_the_job_after_the_limit() -> None:
     assert ranks(2, body)[0] == 1, "the one that stayed away is named"
 
 
-def test_observers_see_what_runs_and_what_waits() -> None:
+def test_observers_see_running_and_waiting_collectives() -> None:
     heard = threading.Event()
 
     class Notes(Observer):
@@ -364,7 +364,7 @@ def test_observers_see_what_runs_and_what_waits() -> None:
     assert [(each.name, each.missing) for each in first.waited][:1] == [("a", (1,))]
 
 
-def test_only_what_an_observer_overrides_is_called() -> None:
+def test_only_overridden_methods_of_observers_are_called() -> None:
     class Deaf(Observer):
         pass
 

@@ -277,7 +277,7 @@ def test_a_rank_that_joined_is_not_waited_for() -> None:
     assert not negotiation.idle, "nothing may be remembered while somebody has joined"
 
 
-def test_joining_releases_what_waited_only_for_that_rank() -> None:
+def test_joining_releases_requests_that_waited_for_that_rank() -> None:
     negotiation = Negotiation(2)
     assert negotiation.step([[ask("a"), ask("b")], []]) == []
     done = negotiation.step([[], [JOINING]])
@@ -287,7 +287,7 @@ def test_joining_releases_what_waited_only_for_that_rank() -> None:
     ]
 
 
-def test_join_ends_when_all_have_joined_and_tells_who_was_last() -> None:
+def test_join_returns_the_last_rank_after_all_have_joined() -> None:
     negotiation = Negotiation(3)
     negotiation.step([[], [JOINING], []])
     negotiation.step([[], [], [JOINING]])

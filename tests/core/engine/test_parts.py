@@ -81,7 +81,7 @@ def test_fusion_skips_tensors_that_do_not_fit() -> None:
     assert _plan(tensors, 0) == [("a",), ("b",), ("c",), ("d",)]
 
 
-def test_fusion_keeps_apart_what_differs() -> None:
+def test_fusion_separates_different_requests() -> None:
     base = Request("a", Kind.ALLREDUCE, shape=(4,))
     tensors = {
         "a": base,

@@ -117,7 +117,7 @@ def test_a_random_program_of_several_threads_per_rank(count: int) -> None:
     engines(3, body)
 
 
-def test_another_rank_asks_for_something_else_first() -> None:
+def test_a_rank_with_a_different_request_first() -> None:
     def body(engine: Engine) -> list[float]:
         for _ in range(4):
             summed(engine, "a", 1)

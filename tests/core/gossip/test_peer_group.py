@@ -132,7 +132,7 @@ def run(n: int, fn: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
-def test_ranks_that_ask_at_once_keep_the_sum(tls: bool) -> None:
+def test_simultaneous_requests_keep_the_sum(tls: bool) -> None:
     with serving(4, tls) as ranks:
         groups = [
             ranks.group(rank, [np.full(shape, float(rank)) for shape in SHAPES])

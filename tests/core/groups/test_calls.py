@@ -63,7 +63,7 @@ def test_a_call_waiting_on_its_own_thread_is_an_error() -> None:
     calls.close()
 
 
-def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
+def test_held_calls_run_on_the_thread_of_their_holder() -> None:
     calls = CallQueue("calls")
     threads: list[str] = []
     held = [Call(lambda: threads.append(threading.current_thread().name)) for _ in range(3)]
@@ -95,7 +95,7 @@ def test_a_late_thread_leaves_the_next_calls_to_their_holder() -> None:
     calls.close()
 
 
-def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
+def test_held_calls_run_even_if_their_holder_waits() -> None:
     calls, me = CallQueue("calls"), threading.get_native_id()
     order: list[int] = []
     first, second, third = (Call(lambda number=number: order.append(number)) for number in range(3))
@@ -108,7 +108,7 @@ def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
     calls.close()
 
 
-def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_calls_wait_for_a_working_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, over = CallQueue("calls"), threading.Event()
     holder = threading.Thread(target=over.wait)
     holder.start()

@@ -121,7 +121,7 @@ def test_the_log_ends_with_the_best() -> None:
     assert set(measured) == set(points)
 
 
-def test_how_long_it_takes_is_as_set() -> None:
+def test_autotune_takes_the_set_number_of_samples() -> None:
     settings = {"autotune_warmup_samples": 2, "autotune_bayes_opt_max_samples": 4}
     _, rows, measured = course(noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0), **settings)
     assert len(rows) == 4 + 1

@@ -82,7 +82,7 @@ def test_a_query_is_repeated_after_a_hang_up(monkeypatch: pytest.MonkeyPatch) ->
     ranks[0].close()
 
 
-def test_as_many_may_ask_as_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_may_ask_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms: list[int] = []
     made = Newcomers.__init__
 

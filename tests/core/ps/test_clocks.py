@@ -222,7 +222,7 @@ def test_the_optimizer_of_the_servers(optimizer: str) -> None:
         np.testing.assert_allclose(centre.values[0], value, rtol=1e-6)
 
 
-def test_tensors_are_spread_by_size_and_large_ones_in_pieces() -> None:
+def test_tensors_are_spread_by_size_in_pieces_if_large() -> None:
     sizes = [10, 0, 3 * PIECE + 5, 700, 1]
     found = spread(sizes, 3)
     assert found == spread(sizes, 3)

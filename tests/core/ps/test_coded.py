@@ -115,7 +115,7 @@ def test_ranks_follow_their_model_when_a_primary_dies() -> None:
             np.testing.assert_allclose(total, want, atol=1e-5)
 
 
-def test_of_a_push_that_comes_too_late_nothing_is_kept() -> None:
+def test_a_push_that_arrives_too_late_is_dropped() -> None:
     with serving() as ranks:
         rule, clients = Rule(sync=True, backup=1), [ranks.client(rank) for rank in (0, 1)]
         codecs = [coded("topk:0.5") for _ in clients]

@@ -129,7 +129,7 @@ def _nobody() -> Any:
     raise PeerLostError("not a cause")
 
 
-def test_another_secret_does_not_get_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_secret_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     store, secrets = ThreadStore(), [new_secret(), new_secret()]
     with caplog.at_level(logging.WARNING, "farandole"), pytest.raises(RendezvousError) as caught:
         pool.threads(

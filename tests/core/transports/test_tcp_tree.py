@@ -92,7 +92,7 @@ class TestTree(BoardKit, FailureKit):
 
         self.run(size, body)
 
-    def test_a_rank_that_does_not_look_passes_on_what_others_say(self) -> None:
+    def test_a_busy_rank_forwards_messages_of_others(self) -> None:
         """Rank 0, the root, computes: messages of the others and an abort still arrive."""
         computed = threading.Event()
 
@@ -266,7 +266,7 @@ def test_a_message_two_rounds_early_cannot_be() -> None:
     assert messages.missing(range(3)) == [0, 2]
 
 
-def test_messages_are_combined_and_do_not_wait_for_late_ones() -> None:
+def test_messages_are_combined_without_waiting_for_late_ones() -> None:
     forward_queue = ForwardQueue(4)
     assert not forward_queue.waiting
     forward_queue.add(MessageRun(0, 2, b"a"), 10.0)

@@ -123,7 +123,7 @@ def _parts(address: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_client_of_another_kind_of_store_fails_at_once(tls: bool) -> None:
+def test_a_client_of_a_different_store_fails_immediately(tls: bool) -> None:
     secret = new_secret(tls=tls)
     other = secret.removeprefix("tls:") if tls else f"tls:{secret}"
     server = StoreServer(secret)

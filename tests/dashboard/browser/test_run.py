@@ -115,7 +115,7 @@ def test_each_rank_has_a_host_and_a_log(visit: Visit, runs: dict[str, RunFolder]
     expect(page.get_by_role("log")).to_contain_text("hello of rank 3")
 
 
-def test_files_are_previewed_as_what_they_are(visit: Visit, runs: dict[str, RunFolder]) -> None:
+def test_files_are_previewed_by_their_type(visit: Visit, runs: dict[str, RunFolder]) -> None:
     page = visit(f"#/run/{runs['base'].run_id}/files")
     page.get_by_role("button", name="confusion.png").click()
     image = page.locator(".preview-image")

@@ -98,7 +98,7 @@ def test_the_html_is_one_file_without_scripts(run: RunFolder) -> None:
         assert wanted in text
 
 
-def test_the_markdown_shows_names_as_they_are(run: RunFolder) -> None:
+def test_the_markdown_shows_names_unchanged(run: RunFolder) -> None:
     text = markdown(report([run]))
     outside = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)
     assert "<script" not in outside.replace("\\<script", "")

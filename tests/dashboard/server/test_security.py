@@ -62,9 +62,7 @@ def test_a_link_on_another_site_leads_to_a_page_that_goes_on(
 
 
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/static/index.html", "/?token={token}"])
-def test_another_name_of_the_host_gets_nothing(
-    browser: TestClient, access: Access, path: str
-) -> None:
+def test_unknown_host_names_are_refused(browser: TestClient, access: Access, path: str) -> None:
     enter(browser, access)
     for host in (
         "evil.example:8000",

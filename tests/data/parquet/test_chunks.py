@@ -110,7 +110,7 @@ def test_a_signal_handlers_exception_interrupts_reading() -> None:
         taken.close()
 
 
-def test_a_handler_may_raise_when_the_piece_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_may_raise_when_the_piece_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: Future[Any], found: Any) -> None:
         given(self, found)
         raise Preempted

@@ -313,7 +313,7 @@ def all_ranks(data: ParquetData, size: int, memory: int) -> None:
         list(data.numpy(7, memory=memory, rank=rank, size=size))
 
 
-def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
+def test_the_reported_row_is_that_of_the_file_in_any_order(tmp_path: Path) -> None:
     lists = [[row] for row in range(100)]
     written(tmp_path, pa.array([*lists, [1, 2]]), "b.parquet", row_group_size=10)
     written(tmp_path, pa.array(lists), "a.parquet", row_group_size=10)

@@ -101,7 +101,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ).numpy(1)
 
 
-def test_a_store_knows_what_is_parquet(tmp_path: Path) -> None:
+def test_a_store_recognizes_parquet_data(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     assert not store.is_parquet_dataset(store.get_train_data_path())
     written(tmp_path, pa.array([1, 2]), "a.parquet")

@@ -72,7 +72,7 @@ def test_every_pair_of_dtypes(source: str) -> None:
                 assert made.tolist() == [int(value) for value in good.tolist()]
 
 
-def test_nothing_is_copied_where_nothing_changes() -> None:
+def test_unchanged_values_are_not_copied() -> None:
     found = np.arange(3.0)
     assert cast(found, "float64")[0] is found
     assert cast(found[:0], "int8")[0].dtype == np.int8

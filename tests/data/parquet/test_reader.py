@@ -237,7 +237,7 @@ def test_a_nan_weight_is_reported(tmp_path: Path, wrong: float) -> None:
     )
 
 
-def test_a_weight_is_one_number_whatever_its_shape(tmp_path: Path) -> None:
+def test_a_weight_is_one_number_in_any_shape(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2, 3], "w": [[1.0], [2.0], [3.0]]}), tmp_path / "a.parquet")
     data = from_parquet(tmp_path, features="x", labels="x", weight="w")
     for even in ("exact", "weights"):
@@ -270,7 +270,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         list(data.numpy(2, even="drop", rank=0, size=3))
 
 
-def test_the_handle_travels_with_what_it_knows(
+def test_a_pickled_handle_includes_its_metadata(
     data: ParquetData, folder: Path, monkeypatch: Any
 ) -> None:
     there = pickle.loads(pickle.dumps(data))
@@ -428,7 +428,7 @@ def test_a_reader_continues_where_its_pickle_is_opened(data: ParquetData) -> Non
     assert ids(there) == ids(reader)
 
 
-def test_the_benchmark_reads_what_it_wrote() -> None:
+def test_the_benchmark_reads_its_own_output() -> None:
     from benchmarks import data as benchmark
     from benchmarks import report
     from benchmarks.samples import DATALOADER, KEPT, OURS, ROW_BY_ROW, SHUFFLED, STEPS

@@ -88,7 +88,7 @@ def test_a_process_of_torchrun() -> None:
     )
 
 
-def test_a_process_that_knows_what_torch_distributed_needs() -> None:
+def test_a_process_with_the_variables_of_torch_distributed() -> None:
     """Kubeflow's PyTorchJob, deepspeed, or by hand."""
     pytest.importorskip("torch")
     found = bootstrap.find(KUBEFLOW)
@@ -229,7 +229,7 @@ class TestPlacements:
         assert {each.size for each in (a, b, c)} == {3}
         assert not any(each.homogeneous for each in (a, b, c))
 
-    def test_ranks_that_are_dealt_in_turn(self) -> None:
+    def test_round_robin_ranks(self) -> None:
         found = placements([("a", 0), ("b", 0), ("a", 1), ("b", 1)])
         assert [(each.hostname, each.local_rank, each.cross_rank) for each in found] == [
             ("a", 0, 0),

@@ -80,5 +80,5 @@ def test_ranks_that_do_not_come_are_named(
     assert str(caught.value).startswith(says)
 
 
-def test_where_other_ranks_cannot_be_seen_there_is_none() -> None:
+def test_hidden_ranks_have_no_barrier() -> None:
     local_barrier.wait(here(0), 60.0, NO_SIBLINGS)

@@ -343,7 +343,7 @@ def test_all_three_survive_the_environment(told: tuple[Variables, ...]) -> None:
     assert tuple(kind.from_env(env) for kind in KINDS) == told
 
 
-def test_only_what_differs_travels() -> None:
+def test_variables_of_a_placement_omit_defaults() -> None:
     assert Placement(rank=1, size=2).to_env() == {
         "FARANDOLE_RANK": "1",
         "HOROVOD_RANK": "1",

@@ -114,7 +114,7 @@ def test_an_mpirun_of_one_process_loses_no_rank(command: str, alone: bool, tmp_p
     assert (lost_placement({}, tmp_path) == "") == alone
 
 
-def test_a_launcher_that_does_not_say_who_is_where() -> None:
+def test_a_launcher_without_placements() -> None:
     """Flux, MPICH's gforker. Within a step of Slurm, PMI gives no placement, and Slurm's variables
     do.
     """

@@ -74,7 +74,7 @@ def test_a_timeline_that_is_started_and_stopped(
     run("still alive")
 
 
-def test_the_timelines_calls_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_the_timeline_name_their_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
         with pytest.raises(NotInitializedError, match=mentioning("Farandole", "hvd.init()")):
             call()

@@ -37,7 +37,9 @@ from tests.pool import threads
         ([[0, 1], [0, 1, 2], [1, 2]], [[0], [1], [2]]),
     ],
 )
-def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]]) -> None:
+def test_hosts_are_ranks_that_reach_each_other(
+    seen: list[list[int]], hosts: list[list[int]]
+) -> None:
     assert wiring.group(seen) == hosts
 
 
@@ -270,7 +272,7 @@ def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (Settings(tls=True), True, ("'far'", "--transport", "--tls")),
     ],
 )
-def test_nothing_goes_in_clear_unless_all_ranks_want_that(
+def test_settings_that_contradict_encryption_are_refused(
     settings: Settings, tls: bool, said: tuple[str, ...]
 ) -> None:
     wiring.check_encryption(Connection(secret=new_secret(tls=tls)), Settings(tls=tls), 3)
@@ -303,7 +305,7 @@ def test_two_hosts_of_two_get_a_hierarchy(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(4, monkeypatch, {0: 0, 1: 0, 2: 1, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
 
 
-def test_ranks_dealt_in_turn_get_a_hierarchy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_robin_ranks_get_a_hierarchy_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(4, monkeypatch, {0: 0, 1: 1, 2: 0, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
 
 

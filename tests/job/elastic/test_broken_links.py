@@ -79,7 +79,7 @@ class TestCoordinator:
         made.step()
         return [each.host for each in made.membership.members]
 
-    def test_a_host_is_left_out_at_once(self) -> None:
+    def test_a_host_is_left_out_immediately(self) -> None:
         made = job(least=2, most=None, a=2, b=1, c=1)
         assert self.fruitless(made, {3: (0,)}) == ["a", "a", "b"]
         (change,) = [each for each in made.last if isinstance(each, LeaveOut)]

@@ -130,7 +130,7 @@ class TestLosses:
         made.step()
         assert made.ranks == (3, start.member.process)
 
-    def test_fewer_than_min_np_wait_for_new_ones(self) -> None:
+    def test_fewer_ranks_than_min_np_wait_for_new_ones(self) -> None:
         made = job(least=2, a=2)
         made.end(1)
         made.step()
@@ -153,7 +153,7 @@ class TestLosses:
         assert isinstance(end, GiveUp)
         assert mentions(end.reason, "2", "3", "60")
 
-    def test_gives_up_at_once_if_hosts_are_fixed(self) -> None:
+    def test_fixed_hosts_are_given_up_immediately(self) -> None:
         made = Job(ElasticOptions(np=4, min_np=3), {"a": 2, "b": 2}, fixed=True)
         made.step()
         made.end(0)
@@ -226,7 +226,7 @@ class TestLosses:
         assert mentions(end.cure, "checkpoint")
 
     @pytest.mark.parametrize("on_disk", [False, True])
-    def test_the_loss_of_all_ranks_names_what_is_left(self, on_disk: bool) -> None:
+    def test_the_loss_of_all_ranks_names_the_way_to_continue(self, on_disk: bool) -> None:
         made = self.joined(on_disk)
         made.end(0)
         made.end(1)

@@ -298,7 +298,7 @@ class TestTheDriverEnds:
         assert done.stderr == f"farandole: the job was ended by {number.name}\n"
 
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-    def test_not_by_a_warning_which_goes_to_the_ranks(
+    def test_signals_before_a_warning_reach_only_the_ranks(
         self, jobs: Marked, number: signal.Signals
     ) -> None:
         process = jobs.start("run", "-np", "2", PY, "-c", WARNED, str(int(number)))
@@ -318,9 +318,7 @@ class TestTheDriverEnds:
         jobs.finish(process)
         assert time.monotonic() - began < tools.LIMIT
 
-    def test_by_kill_9_with_ranks_that_do_not_want_to_go(
-        self, jobs: Marked, tmp_path: Path
-    ) -> None:
+    def test_by_kill_9_with_ranks_that_ignore_sigterm(self, jobs: Marked, tmp_path: Path) -> None:
         code = (
             f"trap '' TERM; (setsid sleep 1000 &); touch {tmp_path}/$HOROVOD_RANK; while true; do"
             " sleep 0.1; done"
@@ -373,7 +371,9 @@ print("up", flush=True)
 @pytest.mark.parametrize(
     ("then", "code"), [("pass", 0), ("sys.exit(3)", 3), ("time.sleep(1000)", 130)]
 )
-def test_nothing_that_left_its_session_outlives_the_job(jobs: Marked, then: str, code: int) -> None:
+def test_processes_outside_their_session_end_with_the_job(
+    jobs: Marked, then: str, code: int
+) -> None:
     process = jobs.start("run", "-np", "2", PY, "-c", DAEMONS + then, jobs.mark)
     assert process.stdout is not None
     assert {process.stdout.readline() for _ in range(2)} == {

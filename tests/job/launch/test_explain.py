@@ -47,7 +47,7 @@ def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None
     assert with_lines(trace) == trace.replace(frame, f"{frame}    return undefined\n")
 
 
-def test_frames_of_ours_are_not_the_program_s() -> None:
+def test_frames_of_farandole_are_not_the_programs() -> None:
     """Every module of the package is recognized, also in the folder of a different host."""
     package = Path(farandole.__file__).parent
     modules = [path.relative_to(package) for path in package.rglob("*.py")]
@@ -108,7 +108,7 @@ class TestExplain:
         ("module", "cure"),
         [("farandole", sys.executable), ("horovod", "./compat")],
     )
-    def test_a_python_that_lacks_us(self, module: str, cure: str) -> None:
+    def test_a_python_without_farandole(self, module: str, cure: str) -> None:
         """A newcomer's first mistake: the environment of ``farandole`` is not that of ``python``."""
         tail = f"Traceback ...\nModuleNotFoundError: No module named '{module}'\n"
         verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], {0: tail, 1: tail})

@@ -88,7 +88,7 @@ class TestSlurm(LauncherKit):
         return drive
 
 
-def test_the_kit_runs_every_launcher_that_there_is() -> None:
+def test_the_kit_runs_every_launcher() -> None:
     kits = [
         each
         for each in globals().values()

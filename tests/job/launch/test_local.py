@@ -39,7 +39,7 @@ def end(workers: list[LocalWorker]) -> None:
     assert wait_until(lambda: not any(worker.alive() for worker in workers))
 
 
-def test_a_rank_knows_who_it_is(jobs: Marked) -> None:
+def test_a_rank_knows_its_placement(jobs: Marked) -> None:
     workers = start(
         jobs,
         3,
@@ -269,7 +269,7 @@ def test_hidden_processes_end_when_the_reaper_is_killed(jobs: Marked, ignores: s
         end(workers)
 
 
-def test_other_hosts_are_not_ours() -> None:
+def test_other_hosts_are_not_local() -> None:
     with pytest.raises(SettingsError, match=mentioning("'elsewhere'", "localhost")):
         LocalLauncher().allocate(JobRequest(2, hosts="elsewhere:2"))
 
@@ -339,7 +339,7 @@ time.sleep(1000)
         process.kill()
         jobs.finish(process)
 
-    def test_signals_only_what_it_has_seen(self, jobs: Marked) -> None:
+    def test_only_known_processes_are_signalled(self, jobs: Marked) -> None:
         process = jobs.python("-c", "import time; time.sleep(1000)")
         seen = reaper.processes()[process.pid]
         # its number was another one's before

@@ -287,7 +287,7 @@ def test_one_text_for_all_hosts() -> None:
     assert failures({"a": "x"}).startswith("a host cannot be used:")
 
 
-def test_an_interpreter_that_is_not_there_is_replaced_by_python3() -> None:
+def test_a_missing_interpreter_is_replaced_by_python3() -> None:
     done = subprocess.run(program("/no/such/python"), input=b"", capture_output=True, check=False)
     assert b"ValueError" in done.stderr  # python3 came as far as the frame that it was not sent
     words = program(sys.executable)

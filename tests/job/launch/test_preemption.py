@@ -80,7 +80,7 @@ def test_a_rank_that_does_not_end_is_named_and_killed(jobs: Marked, tmp_path: Pa
     assert mentions(done.stderr, "rank 0", "--grace-seconds", "SIGTERM")
 
 
-def test_a_signal_that_comes_twice_at_once_counts_once() -> None:
+def test_two_simultaneous_signals_count_once() -> None:
     """``timeout`` signals the command, and then its process group."""
     signals = DriverSignals(lambda: None)
     signals.install()

@@ -106,7 +106,7 @@ def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
+def test_a_server_that_ends_during_its_start_is_the_cause(
     jobs: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks must not wait for its address until the start timeout."""

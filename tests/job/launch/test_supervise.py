@@ -61,7 +61,7 @@ def test_a_rank_that_hangs_after_its_error_is_ended() -> None:
     assert story.at(2.4) is JobState.FAILED
 
 
-def test_nothing_is_awaited_that_cannot_come() -> None:
+def test_impossible_reports_are_not_awaited() -> None:
     story = Story()
     assert story.at(0.0, Event(0, code=0), Event(2, code=0)) is JobState.RUNNING
     assert story.at(1.0, Event(1, outcome=ERROR), Event(1, code=1), silent=1) is JobState.FAILED

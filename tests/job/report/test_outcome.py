@@ -55,7 +55,7 @@ class TestOutcome:
         )
         assert Outcome.of(raised(RuntimeError(of_xla))).status == "victim"
 
-    def test_a_victim_that_hides_what_it_handled(self) -> None:
+    def test_a_victim_that_hides_the_handled_error(self) -> None:
         def handle() -> None:
             try:
                 raise ShutDownError

@@ -61,7 +61,7 @@ def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
     assert journal.read(str(path), piece.offset).records == []
 
 
-def test_reading_in_pieces_equals_reading_at_once(tmp_path: Path) -> None:
+def test_reading_in_pieces_equals_reading_the_whole(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_bytes(b"".join(journal.encode("x" * n) for n in range(40)))
     offset, found = 0, []

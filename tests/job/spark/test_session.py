@@ -38,7 +38,7 @@ def test_the_client_of_spark_connect_alone_has_none(monkeypatch: pytest.MonkeyPa
     assert session.files() == ""
 
 
-def test_a_look_imports_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_for_sessions_imports_no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     assert session.context() is None
     assert "pyspark" not in sys.modules

@@ -132,7 +132,7 @@ def test_a_failed_build_shows_the_end_of_its_log(
     assert built(source, folder, home).python
 
 
-def test_a_python_that_is_not_there_is_named(source: Path, home: RunsHome, tmp_path: Path) -> None:
+def test_a_missing_python_is_named(source: Path, home: RunsHome, tmp_path: Path) -> None:
     (source / "requirements.txt").unlink()
     (source / "requirements.txt").write_text("")
     conda = source / "environment.yml"

@@ -62,7 +62,7 @@ def test_conda_file(tmp_path: Path) -> None:
     assert file.options == ("--extra-index-url https://example.org/simple",)
 
 
-def test_differences_name_what_is_asked_and_installed(tmp_path: Path) -> None:
+def test_differences_name_required_and_installed_versions(tmp_path: Path) -> None:
     file = read(tmp_path, "environment.yml", CONDA)
     packages = {"numpy": "1.19.5", "torch": "2.13.0+cpu", "scikit-learn": "1.9"}
     assert differences(file, Interpreter("python", "3.11.7", packages)) == [

@@ -44,7 +44,7 @@ def taken(
     return sorted(names), result
 
 
-def test_without_rules_a_default_leaves_out_what_is_no_program(
+def test_the_default_rules_leave_out_files_other_than_programs(
     source: Path, home: RunsHome
 ) -> None:
     for name in (".git/HEAD", "a/__pycache__/m.pyc", ".venv/x", "node_modules/x", "checkpoints/1"):

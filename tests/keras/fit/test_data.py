@@ -11,7 +11,7 @@ from tests.keras.backends import QUICK, on
 from tests.keras.test_training import close, equal
 
 
-def test_every_kind_of_data_is_dealt(backend: str) -> None:
+def test_every_kind_of_data_is_distributed(backend: str) -> None:
     """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give the result
     of one process.
     """

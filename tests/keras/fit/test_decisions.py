@@ -111,7 +111,7 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "0", "1"]
 
 
-def test_a_last_digit_that_differs_between_ranks_is_everybodys(backend: str) -> None:
+def test_differences_in_the_last_digit_do_not_change_decisions(backend: str) -> None:
     """GPUs, and processors of two kinds, add in different orders. Callbacks must still decide
     equally.
     """

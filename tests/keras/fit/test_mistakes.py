@@ -189,7 +189,7 @@ def test_xla_is_left_out_of_training_alone() -> None:
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_errors_of_a_step_on_jax_are_what_they_are(interrupt: bool) -> None:
+def test_errors_of_a_step_on_jax_keep_their_type(interrupt: bool) -> None:
     """As within ``hvd.plain_errors()``; JAX raises its own type, with the text."""
     if "jax" not in BACKENDS:
         pytest.skip("jax is not installed")

@@ -241,7 +241,7 @@ def test_a_process_set_trains_by_itself(backend: str) -> None:
     assert not np.array_equal(zero[0], one[0])
 
 
-def test_training_resumes_everywhere_from_what_one_rank_saved(backend: str, tmp_path: Path) -> None:
+def test_all_ranks_resume_from_the_file_of_one_rank(backend: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def train(rank: int) -> object:

@@ -40,7 +40,7 @@ def _hung_up(sock: socket.socket) -> bool:
     return sock.recv(1) == b""
 
 
-def test_other_users_are_turned_away_before_anything_is_read(
+def test_other_users_are_refused_before_their_data_is_read(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served: list[socket.socket] = []

@@ -61,7 +61,7 @@ def kit(spec: str) -> type[CodecKit]:
 TestSignum = kit("sign:0.9")
 
 
-def test_the_kit_runs_every_codec_that_there_is() -> None:
+def test_the_kit_runs_every_codec() -> None:
     assert [spec.partition(":")[0] for spec in (*SPECS, NET)] == registry.names("codec")
 
 
@@ -271,7 +271,7 @@ def chosen_by(spec: str, values: Values) -> Values:
 
 @pytest.mark.parametrize("spec", ["topk:0.05", "threshold:0.5"])
 @pytest.mark.parametrize("length", [LENGTH, 40_000])
-def test_sparse_ones_send_what_is_large_and_add_up_the_rest(spec: str, length: int) -> None:
+def test_sparse_codecs_send_large_values_and_keep_the_rest(spec: str, length: int) -> None:
     def given(rank: int, number: int) -> Values:  # no two of one size
         return np.random.default_rng([rank, number]).standard_normal(length).astype(np.float32)
 
@@ -333,7 +333,7 @@ def test_powersgd_sends_all_of_a_matrix_of_its_rank() -> None:
     assert np.abs(base @ base.T @ rest - later).max() < 1e-3
 
 
-def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
+def test_powersgd_converges_to_the_best_approximation() -> None:
     rng = np.random.default_rng(2)
     u, _ = np.linalg.qr(rng.standard_normal((60, 60)))
     v, _ = np.linalg.qr(rng.standard_normal((60, 60)))

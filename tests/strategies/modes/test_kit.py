@@ -64,5 +64,5 @@ TestQuorum, TestOuterQuorum = (
 TestCodedGossip = kit("gossip:exponential", "int8")
 
 
-def test_the_kit_runs_every_mode_that_there_is() -> None:
+def test_the_kit_runs_every_mode() -> None:
     assert [spec.partition(":")[0] for spec in SPECS] == registry.names("strategy")

@@ -177,7 +177,7 @@ def shapes(rank: int, group: Any, same: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
-def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
+def test_all_collectives_give_the_results_of_gloo(wire: str) -> None:
     members(3, against_gloo, backend="gloo", wire=wire)
 
 
@@ -227,7 +227,7 @@ def overlapping(rank: int) -> None:
 
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
-def test_results_may_overlap_what_is_given(wire: str) -> None:
+def test_results_may_overlap_inputs(wire: str) -> None:
     members(3, overlapping, wire=wire)
 
 

@@ -146,7 +146,7 @@ def test_powersgd_with_several_buckets_equals_gloo() -> None:
     members(2, power_sgd)
 
 
-def test_built_in_hooks_give_what_they_give_with_gloo() -> None:
+def test_built_in_hooks_give_the_results_of_gloo() -> None:
     members(2, built_in)
 
 

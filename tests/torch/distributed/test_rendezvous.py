@@ -16,7 +16,7 @@ from tests.torch.distributed.tools import members
 pytest.importorskip("torch")
 
 
-def test_looking_for_who_has_not_come_yet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_polling_for_late_ranks_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """torch's ``wait`` prints two warnings each time, and a rank polls twice a second for late
     ranks.
     """

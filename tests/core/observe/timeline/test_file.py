@@ -180,7 +180,7 @@ def test_the_file_is_whole_after_a_kill(tmp_path: Path) -> None:
         assert len(read(str(path))) > 100
 
 
-def test_a_file_torn_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_file_torn_by_a_kill_is_read_up_to_the_tear(tmp_path: Path) -> None:
     path = tmp_path / "torn.json"
     first = {"name": "a", "farandole": {"rank": 0}}
     path.write_text("[\n" + ",\n".join(map(json.dumps, [first, {"name": "b"}, {"name": "c"}]))[:-5])

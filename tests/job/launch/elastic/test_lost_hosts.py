@@ -60,7 +60,7 @@ def four() -> Iterator[Hosts]:
         yield made
 
 
-def test_two_hosts_vanish_at_once(four: Hosts, tmp_path: Path) -> None:
+def test_two_hosts_vanish_together(four: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "6")
     words = ("--min-np", "1", "-H", "b:2,c:2,d:2", "--commit-copies", "2")

@@ -266,7 +266,7 @@ def test_the_start_waits_for_tasks(job: Simulation) -> None:
     job.cluster.closed_with = None
 
 
-def test_tasks_that_fail_at_once_end_the_start() -> None:
+def test_tasks_that_fail_immediately_end_the_start() -> None:
     job = Simulation(timeout=60.0)
     try:
         job.cluster.submit = lambda slot: job.cluster.ended.update(  # type: ignore[method-assign]
