@@ -26,11 +26,13 @@ _ANY, _NONE = -1, 0
 class Ballot(NamedTuple):
     """The ballot of one rank.
 
-    ``ready_buckets``: the number of complete buckets (``all_ready`` if every gradient is ready), or
-    UNOPENED or UNPLANNED. ``bucket_bytes``: the bucket size that rank 0 requests; NO_WORD on other
-    ranks. ``compare_replicas``: whether this rank requests a comparison of the replicas. ``steps``:
-    the steps that this rank's optimizer has taken. ``spread``: the last known difference between
-    the ranks' step counts. ``new_gradients``: whether this rank has computed gradients.
+    - ``ready_buckets``: The number of complete buckets (``all_ready`` if every gradient is ready),
+      or UNOPENED or UNPLANNED.
+    - ``bucket_bytes``: The bucket size that rank 0 requests; NO_WORD on other ranks.
+    - ``compare_replicas``: Whether this rank requests a comparison of the replicas.
+    - ``steps``: The number of steps of this rank's optimizer.
+    - ``spread``: The last known difference between the ranks' step counts.
+    - ``new_gradients``: Whether this rank has computed gradients.
     """
 
     ready_buckets: int
@@ -57,9 +59,10 @@ class Ballot(NamedTuple):
 class Tally(NamedTuple):
     """The reduced ballots of all ranks.
 
-    ``ready_buckets``: the minimum over the ranks. ``bucket_bytes``: the size that rank 0 requests.
-    ``spread``: the present difference between the ranks' step counts. ``spread_was_known``: every
-    rank sent the same spread; joined ranks know an older one.
+    - ``ready_buckets``: The minimum over the ranks.
+    - ``bucket_bytes``: The size that rank 0 requests.
+    - ``spread``: The present difference between the ranks' step counts.
+    - ``spread_was_known``: Whether every rank sent the same spread; joined ranks know an older one.
     """
 
     ready_buckets: int

@@ -41,8 +41,9 @@ class Home(NamedTuple):
 class _Terms(NamedTuple):
     """Inputs of a layout other than the order, reduced to their minimum over the ranks.
 
-    ``bucket_bytes``: the size that rank 0 requests. ``unrecorded``: 0 on a rank that has recorded
-    an order. ``memory``: the bytes available for buckets on a rank.
+    - ``bucket_bytes``: The size that rank 0 requests.
+    - ``unrecorded``: 0 on a rank that has recorded an order.
+    - ``memory``: The bytes available for buckets on a rank.
     """
 
     bucket_bytes: int

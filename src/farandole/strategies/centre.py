@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 class CentreConnection:
     """A connection to the centre.
 
-    ``name``: the optimizer's name, the same on all ranks. ``ranks``: rank numbers in the job.
-    ``spec``: the strategy's spec, for messages. ``on_transfer``: called with the activity, begin
-    and end of each push and pull. ``codec``: compresses pushes.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``ranks``: Rank numbers in the job.
+    - ``spec``: The strategy's spec, for messages.
+    - ``on_transfer``: Called with the activity, begin and end of each push and pull.
+    - ``codec``: The codec for pushes.
     """
 
     def __init__(

@@ -13,9 +13,11 @@ Keys = Callable[[], Sequence[str]]
 class CodecContext:
     """The properties of one optimizer, for its codec.
 
-    ``scale``: returns the loss scale of the next gradients (0: unknown); None if losses are not
-    scaled. ``inner``: returns the properties of each group of parameters; None if the optimizer is
-    unknown. ``group_of``: the group of each gradient, if there are several.
+    - ``scale``: Returns the loss scale of the next gradients (0: unknown); None if losses are not
+      scaled.
+    - ``inner``: Returns the properties of each group of parameters; None if the optimizer is
+      unknown.
+    - ``group_of``: The group of each gradient, if there are several.
     """
 
     def __init__(self, codec: Codec | None, label: str) -> None:

@@ -56,13 +56,18 @@ class Unexpected(Enum):
 class GradientStep:
     """One step of ``count`` gradients, each the sum of ``passes`` backward passes.
 
-    ``passes_left``: by gradient. ``sent``: by gradient, whether it is in this round's buckets or
-    was received from other ranks. ``frozen``: gradients with a slot in a bucket whose parameters
-    are frozen. ``new_gradients``: some were computed since the beginning of the step or the end of
-    its last round. ``due``: a gradient has had its last pass. ``misplaced``: a gradient with a slot
-    in a bucket is sparse. ``launched``: the number of buckets sent. ``announced_none``: this rank
-    announced no gradients, and received other ranks' gradients. ``stale``: no rank had new
-    gradients then, so a step on other ranks needs this rank's real announcement.
+    - ``passes_left``: The remaining backward passes, by gradient.
+    - ``sent``: By gradient, whether it is in this round's buckets or was received from other ranks.
+    - ``frozen``: Gradients with a slot in a bucket whose parameters are frozen.
+    - ``new_gradients``: Whether any was computed since the beginning of the step or the end of its
+      last round.
+    - ``due``: Whether any gradient has had its last pass.
+    - ``misplaced``: Whether a gradient with a slot in a bucket is sparse.
+    - ``launched``: The number of buckets sent.
+    - ``announced_none``: Whether this rank announced no gradients and received other ranks'
+      gradients.
+    - ``stale``: Whether no rank had new gradients then, so that a step on other ranks needs this
+      rank's real announcement.
     """
 
     def __init__(self, count: int, passes: int, bucket_sizes: Iterable[int] = ()) -> None:

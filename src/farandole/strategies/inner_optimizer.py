@@ -23,9 +23,10 @@ class InnerOptimizer(NamedTuple):
     """The properties of one group of an optimizer's parameters that matter to codecs and
     strategies.
 
-    ``name``: the name of the class. ``rate``: the learning rate; 0 if unknown. ``momentum``: the
-    factor of the velocity. ``adaptive``: whether steps are divided by the magnitude of past
-    gradients, as in Adam.
+    - ``name``: The name of the class.
+    - ``rate``: The learning rate; 0 if unknown.
+    - ``momentum``: The factor of the velocity.
+    - ``adaptive``: Whether steps are divided by the magnitude of past gradients, as in Adam.
     """
 
     name: str

@@ -48,9 +48,11 @@ _ANY, _NONE = -1, 0  # a flag whose minimum is -1 if any rank sets it
 class ListDigest(NamedTuple):
     """Properties of a list that are sent with it and reduced to their minimum.
 
-    ``digest``: a hash of the shapes and dtypes. ``same``: the digest is the same on all ranks.
-    ``lacks_memory``: some rank has no memory of the transport. ``turn``: counts the uses of the
-    shared memory. ``compare``: some rank requests a comparison of the replicas.
+    - ``digest``: A hash of the shapes and dtypes.
+    - ``same``: Whether the digest is the same on all ranks.
+    - ``lacks_memory``: Whether any rank has no memory of the transport.
+    - ``turn``: The number of uses of the shared memory.
+    - ``compare``: Whether any rank requests a comparison of the replicas.
     """
 
     digest: int
@@ -82,10 +84,13 @@ class GradientListReducer:
         replica: Replica | None = None,
         scope: str = "",
     ) -> None:
-        """``name``: a unique name for the negotiation, the same on all ranks. ``options``: floats
-        wider than ``options.wire`` are cast to it; the caller applies ``options.compressor``.
-        ``replica``: the model of the gradients, to compare between ranks. ``scope``: a prefix of
-        names in a codec's state.
+        """Create the reducer.
+
+        - ``name``: A unique name for the negotiation, the same on all ranks.
+        - ``options``: Floats wider than ``options.wire`` are cast to it; the caller applies
+          ``options.compressor``.
+        - ``replica``: The model of the gradients, to compare between ranks.
+        - ``scope``: A prefix of names in a codec's state.
         """
         self.name = name
         self.options = options
@@ -129,13 +134,16 @@ class GradientListReducer:
     ) -> Callable[[], list[Array]]:
         """Copy ``arrays`` and send them; return a function that waits and returns the results.
 
-        ``arrays``: with the same number, order, shapes and dtypes on all ranks, in any memory
-        layout. An array is bfloat16 if its dtype has that name. ``names``: for messages.
-        ``in_place``, the same on all ranks: results are written to ``arrays``, which are returned
-        and must not be read before. Large arrays are then not copied if they are contiguous and
-        occur once. ``replica``: the model of these gradients, if it varies; the ranks' replicas are
-        compared at intervals (see ``agreement``). ``lacking``: indexes of arrays that this rank has
-        not computed, which count as zeros; see ``retract``.
+        - ``arrays``: With the same number, order, shapes and dtypes on all ranks, in any memory
+          layout. An array is bfloat16 if its dtype has that name.
+        - ``names``: The arrays' names, for messages.
+        - ``in_place``: The same on all ranks. Results are written to ``arrays``, which are returned
+          and must not be read before. Large arrays are then not copied if they are contiguous and
+          occur once.
+        - ``replica``: The model of these gradients, if it varies; the ranks' replicas are compared
+          at intervals (see ``agreement``).
+        - ``lacking``: Indexes of arrays that this rank has not computed, which count as zeros; see
+          ``retract``.
 
         Raises ValueError on all ranks, naming rank and array, if the lists differ or a dtype cannot
         be reduced, and RanksDifferError with ``--check raise`` if replicas differ. A second start

@@ -14,11 +14,13 @@ from farandole.strategies.ballot import WORDS, Ballot, Tally
 class OptimizerSession:
     """The use of one engine by one optimizer.
 
-    ``name``: the optimizer's name, the same on all ranks. ``ballot_name``: the name of its ballot's
-    collective. ``overlap``: buckets are launched while backward runs. ``joins``: the joins that had
-    ended when the buckets were laid out. ``rounds``: the completed rounds. ``arrivals``: the
-    gradients in order of arrival while this is recorded, then None. ``abandoned``: a new session
-    must begin, even on the same engine.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``ballot_name``: The name of its ballot's collective.
+    - ``overlap``: Whether buckets are launched while backward runs.
+    - ``joins``: The number of completed joins when the buckets were laid out.
+    - ``rounds``: The number of completed rounds.
+    - ``arrivals``: The gradients in order of arrival while this is recorded, then None.
+    - ``abandoned``: Whether a new session must begin, even on the same engine.
     """
 
     def __init__(self, engine: Engine, name: str, *, overlap: bool) -> None:

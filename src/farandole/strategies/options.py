@@ -117,12 +117,15 @@ def gradient_options(
 ) -> GradientOptions:
     """Return options from the arguments of an optimizer or a tape, which have Horovod's names.
 
-    ``strategy``, ``codec``: None: the job's, from ``--strategy`` and (if compatible) ``--codec``.
-    ``instead``: the alternative for a strategy that exchanges weights, if only gradients are
-    available. ``epochs``: whether the caller reports the end of an epoch. ``ops``: the supported
-    operations. ``tensor``: the type of members of ``groups``, for messages. ``by_shares``: whether
-    the framework sums gradients by share if the job has a fixed global batch. ``stacklevel``: the
-    number of frames to the program, for warnings.
+    - ``strategy``, ``codec``: None: the job's, from ``--strategy`` and (if compatible) ``--codec``.
+    - ``instead``: The alternative for a strategy that exchanges weights, if only gradients are
+      available.
+    - ``epochs``: Whether the caller reports the end of an epoch.
+    - ``ops``: The supported operations.
+    - ``tensor``: The type of members of ``groups``, for messages.
+    - ``by_shares``: Whether the framework sums gradients by share if the job has a fixed global
+      batch.
+    - ``stacklevel``: The number of frames to the program, for warnings.
 
     Raises ValueError for arguments that are invalid, alone or together, and SettingsError in a job
     with a fixed global batch without ``by_shares``.

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class PeerSession:
     """The ranks of one optimizer, for the lifetime of their engine.
 
-    ``name``: the optimizer's name, the same on all ranks. ``spec``: its strategy's spec, for
-    messages. ``push_codec``: compresses this rank's pushes to parameter servers.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``spec``: Its strategy's spec, for messages.
+    - ``push_codec``: The codec for this rank's pushes to parameter servers.
     """
 
     def __init__(

@@ -111,9 +111,11 @@ class WeightExchange:
     ) -> None:
         """Exchange weights in place.
 
-        ``weights``: contiguous float32 or float64 arrays; ``names``: their names, for messages.
-        ``statistics``: untrained arrays to average, such as BatchNorm's. Collective if the
-        strategy's exchanges are; the first exchange always is.
+        - ``weights``: Contiguous float32 or float64 arrays.
+        - ``names``: The weights' names, for messages.
+        - ``statistics``: Untrained arrays to average, such as BatchNorm's.
+
+        Collective if the strategy's exchanges are; the first exchange always is.
 
         Raises ValueError on all ranks, naming the ranks, if their strategies or weights differ.
         """
@@ -298,9 +300,10 @@ class StatefulExchange:
         """Begin the missing slots: all slots, the slots of new weights (at the end) or of newly
         trained weights, or a kind of slot that a checkpoint lacks.
 
-        ``weights``: all weights of the optimizer. ``trained``: whether each is not frozen (None:
-        all). A weight frozen later takes part until its last changes have been exchanged.
-        ``stepping``: a step follows.
+        - ``weights``: All weights of the optimizer.
+        - ``trained``: Whether each is not frozen (None: all). A weight frozen later takes part
+          until its last changes have been exchanged.
+        - ``stepping``: Whether a step follows.
         """
         now = [place for place in range(len(weights)) if trained is None or trained[place]]
         done, self._exchanged = stepping and self._exchanged, self._exchanged and not stepping

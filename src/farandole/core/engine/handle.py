@@ -16,8 +16,10 @@ class Entry(NamedTuple):
 
     ``serial`` distinguishes collectives of the same request. Unnamed ones are numbered, so that
     their requests, and the remembered decisions for them, do not change from call to call.
-    ``codec``: the codec named in ``request.codec``, with this rank's state; ``key``: the key of
-    that state (empty: the request's name); ``given``: see ``contracts.Part``.
+
+    - ``codec``: The codec named in ``request.codec``, with this rank's state.
+    - ``key``: The key of that state (empty: the request's name).
+    - ``given``: See ``contracts.Part``.
     """
 
     request: Request

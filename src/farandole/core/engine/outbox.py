@@ -10,9 +10,10 @@ from farandole.core.engine.handle import Item
 class Outbox:
     """Requests that wait for agreement.
 
-    ``queue``: submitted, but not posted. ``batch``: posted in the current round, if ``posted``.
-    ``names``: names in use, including collectives waiting from earlier rounds. ``objection``: the
-    message to post if there is no request.
+    - ``queue``: Submitted, unposted requests.
+    - ``batch``: Requests posted in the current round, if ``posted``.
+    - ``names``: Names in use, including collectives waiting from earlier rounds.
+    - ``objection``: The message to post if there is no request.
 
     The engine's mutex guards the queue and the names; the driving thread owns the rest.
     """

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 class Participant(Protocol):
     """A participant in the synchronization.
 
-    ``ballot_name``: the name of the collective in which ranks announce their gradients. ``lock``:
-    held from the announcement until it is settled. ``due``: whether gradients wait for
-    synchronization. ``backward``: the number of the backward pass that computed them.
-    ``process_set_id``: all ranks settle process sets in this order. ``engine``: the current engine
-    of the process set.
+    - ``ballot_name``: The name of the collective in which ranks announce their gradients.
+    - ``lock``: Held from the announcement until it is settled.
+    - ``due``: Whether gradients wait for synchronization.
+    - ``backward``: The number of the backward pass that computed them.
+    - ``process_set_id``: All ranks settle process sets in this order.
+    - ``engine``: The current engine of the process set.
     """
 
     backward: int

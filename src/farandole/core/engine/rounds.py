@@ -29,10 +29,12 @@ _REMEMBERED = 1024  # decisions to keep
 class RoundDecision(NamedTuple):
     """The units that all ranks run now, in order.
 
-    The positions in a unit are indexes into ``items``. ``attached``: whether the messages contain
-    all elements. ``responses``: the new ones. ``asked``: each rank's requests; None: every rank
-    requested ``items``. ``since``: for each rank, the times of its requests, if the message has a
-    note.
+    The positions in a unit are indexes into ``items``.
+
+    - ``attached``: Whether the messages contain all elements.
+    - ``responses``: The new responses.
+    - ``asked``: Each rank's requests; None: every rank requested ``items``.
+    - ``since``: For each rank, the times of its requests, if the message has a note.
     """
 
     placed: Sequence[Placed]
@@ -61,9 +63,10 @@ class Repeat(NamedTuple):
 class Rounds:
     """The rounds of one rank: its requests, its waiting collectives and the remembered decisions.
 
-    ``sizes``: the current sizes, changed on all ranks in the same round. ``waiting``: this rank's
-    requests of earlier rounds without agreement, by name. ``called``: the numbers of the ranks in
-    messages: ``names``, or 0, 1, 2, ... ``stand_in``: creates the items of a rank that has joined.
+    - ``sizes``: The current sizes, changed on all ranks in the same round.
+    - ``waiting``: This rank's requests of earlier rounds without agreement, by name.
+    - ``called``: The numbers of the ranks in messages: ``names``, or 0, 1, 2, ...
+    - ``stand_in``: Creates the items of a rank that has joined.
     """
 
     def __init__(

@@ -19,8 +19,9 @@ from farandole.errors import RequestError
 class UnitRunner:
     """Runs units on one transport, or on a device.
 
-    ``joins``: the number of completed joins. ``names``: names in use; those in a unit are released
-    when it runs. ``mean_of_present``: averages count only the ranks that have not joined.
+    - ``joins``: The number of completed joins.
+    - ``names``: Names in use; those in a unit are released when it runs.
+    - ``mean_of_present``: Whether averages count only the ranks that have not joined.
     """
 
     def __init__(

@@ -33,8 +33,9 @@ _SIZES, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
 class Post(NamedTuple):
     """A decoded message of a rank.
 
-    ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs. ``objections``:
-    names under which this rank is stuck.
+    - ``known``: (signature number, serial) pairs.
+    - ``new``: (request, serial) pairs.
+    - ``objections``: Names under which this rank is stuck.
     """
 
     shutdown: bool

@@ -48,10 +48,12 @@ class Contribution(NamedTuple):
 class Convener:
     """The values of one optimizer, on the rank that convenes the averages.
 
-    ``name``: the same on all ranks; ``ranks``: numbers in the job; ``rule``: the quorum and its
-    grace period; ``values``: one-dimensional arrays, the same on all ranks; ``changes``: arrays
-    with the lengths and dtypes of a rank's changes; ``combine``: returns the next values, as new
-    arrays.
+    - ``name``: The name of the averages, the same on all ranks.
+    - ``ranks``: The ranks' numbers in the job.
+    - ``rule``: The quorum and its grace period.
+    - ``values``: One-dimensional arrays, the same on all ranks.
+    - ``changes``: Arrays with the lengths and dtypes of a rank's changes.
+    - ``combine``: Returns the next values, as new arrays.
 
     Attributes: ``number`` of averages; ``attendance``: the total number of ranks in them.
     """

@@ -55,9 +55,12 @@ class Attended(Protocol):
 
 
 class PeerServer(Listener):
-    """Serves the weights of this rank's optimizers to other ranks. ``rank``: this rank's number in
-    the job; ``interfaces``: its addresses; ``ended(rank)``: whether that rank has left the job in
-    order; ``survives_losses``: averages continue without a lost rank, because the job is elastic.
+    """Serves the weights of this rank's optimizers to other ranks.
+
+    - ``rank``: This rank's number in the job.
+    - ``interfaces``: Its addresses.
+    - ``ended(rank)``: Whether that rank has left the job in order.
+    - ``survives_losses``: Averages continue without a lost rank, because the job is elastic.
     """
 
     def __init__(
@@ -119,10 +122,13 @@ class PeerServer(Listener):
 class PeerGroup:
     """One optimizer's weights on this rank.
 
-    ``name``: the same on all ranks; ``addresses``: one for each rank, as JSON; empty if unknown.
-    ``ranks``: the ranks' numbers in the job; ``shared``: the weights; ``on_average``: called after
-    each average requested by this rank, with its name, start and end; ``digest``: a hash of the
-    weights' names and shapes, the same on all ranks.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``addresses``: One address for each rank, as JSON; empty if unknown.
+    - ``ranks``: The ranks' numbers in the job.
+    - ``shared``: The weights.
+    - ``on_average``: Called after each average requested by this rank, with its name, start and
+      end.
+    - ``digest``: A hash of the weights' names and shapes, the same on all ranks.
     """
 
     def __init__(

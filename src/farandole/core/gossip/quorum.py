@@ -26,10 +26,12 @@ class Quorum(NamedTuple):
 class Window(NamedTuple):
     """The time from the first arrival for an average to the last one.
 
-    ``size``: the number of ranks of the job. ``present``: the ranks that have arrived or may still
-    arrive. ``arrived``: the ranks that wait for the average. ``late``: the ranks that were late for
-    an earlier average, to which the grace period does not apply. ``complete_at``: the time of the
-    quorum's completion, in seconds; infinite before.
+    - ``size``: The number of ranks of the job.
+    - ``present``: The ranks that have arrived or may still arrive.
+    - ``arrived``: The ranks that wait for the average.
+    - ``late``: The ranks that were late for an earlier average, to which the grace period does not
+      apply.
+    - ``complete_at``: The time of the quorum's completion, in seconds; infinite before.
     """
 
     rule: Quorum

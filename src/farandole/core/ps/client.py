@@ -38,10 +38,11 @@ class Pushed(NamedTuple):
 class Servers:
     """All servers of the job.
 
-    ``addresses``: for each server, the addresses of the server and its replicas; ``host``: the
-    address of the job's store for this rank; ``scope``: this rank's current session in the job;
-    ``patience``: see ``ServerConnection``. ``look_up``: in an elastic job, returns the present
-    addresses of the server with a number.
+    - ``addresses``: For each server, the addresses of the server and its replicas.
+    - ``host``: The address of the job's store for this rank.
+    - ``scope``: This rank's current session in the job.
+    - ``patience``: See ``ServerConnection``.
+    - ``look_up``: In an elastic job, returns the present addresses of the server with a number.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class Servers:
         """Return the centre of one optimizer's ``weights`` (float32 or float64), which starts with
         the weights of the first of ``ranks``.
 
-        ``codec``: compresses pushes; ``after``: the optimizer's previous centre. ``commit``: the
-        number of the commit to which the ranks of an elastic job have returned; the centre takes
-        over from the previous membership's centre (-1: from none). Raises ValueError if the weights
-        or the strategy differ between ranks.
+        - ``codec``: The codec for pushes.
+        - ``after``: The optimizer's previous centre.
+        - ``commit``: The number of the commit to which the ranks of an elastic job have returned;
+          the centre takes over from the previous membership's centre (-1: from none).
+
+        Raises ValueError if the weights or the strategy differ between ranks.
         """
         # each process set counts its own optimizers
         name += f"/{','.join(map(str, ranks))}"

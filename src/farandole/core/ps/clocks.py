@@ -18,9 +18,11 @@ OPTIMIZERS = ("add", "sgd", "momentum", "adagrad", "adam")
 class Rule(NamedTuple):
     """The rule of a centre for pushes, the same for all ranks.
 
-    ``sync``: in steps, from all but ``backup`` ranks; else each push immediately. ``bound``: the
-    number of clocks by which a rank may be ahead of the slowest; -1: no bound. ``damp``: scale
-    pushes by 1 / staleness. ``optimizer``: uses a push as its (negative) gradient; "add" adds it.
+    - ``sync``: Whether pushes are applied in steps, from all but ``backup`` ranks; else each push
+      is applied immediately.
+    - ``bound``: The number of clocks by which a rank may be ahead of the slowest; -1: no bound.
+    - ``damp``: Whether pushes are scaled by 1 / staleness.
+    - ``optimizer``: Uses a push as its (negative) gradient; "add" adds it.
     """
 
     sync: bool = False
@@ -57,9 +59,11 @@ class Fate(enum.Enum):
 
 
 class PushDecision(NamedTuple):
-    """The decision on a push. ``staleness``: updates of the centre since the rank's last pull.
-    ``complete``: the number of collected pushes in the completed step; 0: more are awaited.
-    ``dropped``: the push came too late, now or at its first arrival.
+    """The decision on a push.
+
+    - ``staleness``: The number of updates of the centre since the rank's last pull.
+    - ``complete``: The number of collected pushes in the completed step; 0: more are awaited.
+    - ``dropped``: Whether the push came too late, now or at its first arrival.
     """
 
     fate: Fate

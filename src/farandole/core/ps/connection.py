@@ -25,9 +25,11 @@ AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class ServerConnection:
-    """One server with its replicas. This rank is connected to one of them. ``number``: for
-    messages; ``patience``: seconds to wait for a stopped server without replicas; 0: forever.
-    ``look_up``: returns the present addresses if replicas may be added, as in an elastic job.
+    """One server with its replicas. This rank is connected to one of them.
+
+    - ``number``: The server's number, for messages.
+    - ``patience``: Seconds to wait for a stopped server without replicas; 0: forever.
+    - ``look_up``: Returns the present addresses if replicas may be added, as in an elastic job.
     """
 
     def __init__(

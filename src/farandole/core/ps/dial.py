@@ -29,9 +29,11 @@ def dial(
 ) -> Session:
     """Connect to a server and prove the secret.
 
-    ``address``: published by the server; ``host``: the address of the job's store, where this host
-    also reaches the servers; ``seconds``: the timeout of the connection and of the proof. Raises
-    OSError and AuthenticationError.
+    - ``address``: The address published by the server.
+    - ``host``: The address of the job's store, where this host also reaches the servers.
+    - ``seconds``: The timeout of the connection and of the proof.
+
+    Raises OSError and AuthenticationError.
     """
     sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(
         host, int(address["port"]), seconds

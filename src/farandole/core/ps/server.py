@@ -37,13 +37,14 @@ Name = tuple[str, str]  # the name of a group: the session in the job, the optim
 class CentreServer(Listener):
     """A parameter server that serves as soon as it is created.
 
-    ``interfaces``: the interfaces to listen on, in addition to a Unix socket. ``ended(scope,
-    rank)``: for a rank that is not connected here, "bye" if it has ended, "leave" if it has joined,
-    "lost" if its membership of an elastic job is broken, else empty. ``others``: returns the
-    present addresses of the replicas. ``warning``: seconds of a rank's wait before the awaited
-    ranks are logged, and again each time the wait has doubled. ``publish``: for a server with
-    ``adopt``, publishes the addresses of the primary and its replicas, in the order in which they
-    take over.
+    - ``interfaces``: The interfaces to listen on, in addition to a Unix socket.
+    - ``ended(scope, rank)``: For a rank that is not connected here, "bye" if it has ended, "leave"
+      if it has joined, "lost" if its membership of an elastic job is broken, else empty.
+    - ``others``: Returns the present addresses of the replicas.
+    - ``warning``: Seconds of a rank's wait before the awaited ranks are logged, and again each time
+      the wait has doubled.
+    - ``publish``: For a server with ``adopt``, publishes the addresses of the primary and its
+      replicas, in the order in which they take over.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """The handshake for every socket of a job, and the frames that follow it.
 
-``proof``: both ends prove that they know the job's secret. ``tls``: encryption of the handshake and
-the frames, if the job uses it, with a certificate made from the secret (``certificate``).
-``session``: numbered frames, authenticated with keys of the connection. ``newcomers``: connections
-that are not authenticated yet.
+- ``proof``: Both ends prove that they know the job's secret.
+- ``tls``: Encryption of the handshake and the frames, if the job uses it, with a certificate made
+  from the secret (``certificate``).
+- ``session``: Numbered frames, authenticated with keys of the connection.
+- ``newcomers``: Connections that are not authenticated yet.
 """
 
 from farandole.net.handshake.newcomers import Newcomers as Newcomers

@@ -25,11 +25,13 @@ class AsyncGossip:
     continues from these, and starts an average with one neighbour unless its last average is still
     running. Each average preserves the sum of both ranks' weights.
 
-    ``damp``: divide a change by the number of averages since the rank's last exchange (Zhang et
-    al., "Staleness-aware Async-SGD", 2016). ``staleness``: statistics of that number on this rank.
-    ``gamma``: the fraction of the distance to their mean that two ranks move, above 0 and up to 1;
-    None: 1. No codec is supported; use ``Gossip`` with a codec. Raises ValueError for invalid
-    options.
+    - ``damp``: Divide a change by the number of averages since the rank's last exchange (Zhang et
+      al., "Staleness-aware Async-SGD", 2016).
+    - ``staleness``: Statistics of that number on this rank.
+    - ``gamma``: The fraction of the distance to their mean that two ranks move, above 0 and up to
+      1; None: 1.
+
+    No codec is supported; use ``Gossip`` with a codec. Raises ValueError for invalid options.
     """
 
     name = "gossip_async"

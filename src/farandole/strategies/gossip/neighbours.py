@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class NeighbourExchange:
     """Exchanges of one optimizer's weights.
 
-    ``name``: the optimizer's name, the same on all ranks. ``ranks``: the engine's ranks as numbers
-    in the job. ``spec``: the strategy's spec, for messages.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``ranks``: The engine's ranks as numbers in the job.
+    - ``spec``: The strategy's spec, for messages.
     """
 
     def __init__(self, engine: Engine, name: str, ranks: Sequence[int], spec: str) -> None:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class PairAverages:
     """Pairwise averages of one optimizer's weights.
 
-    ``name``: the optimizer's name, the same on all ranks. ``ranks``: the engine's ranks as numbers
-    in the job. ``on_average``: called after each average, on any thread, with its name, begin and
-    end. ``gamma``: the fraction of the distance to their mean that two ranks move.
+    - ``name``: The optimizer's name, the same on all ranks.
+    - ``ranks``: The engine's ranks as numbers in the job.
+    - ``on_average``: Called after each average, on any thread, with its name, begin and end.
+    - ``gamma``: The fraction of the distance to their mean that two ranks move.
     """
 
     def __init__(

@@ -28,11 +28,13 @@ class ParameterServer:
     """Synchronous parameter servers: after every ``every``-th step, the centre takes the mean of
     all ranks' deltas, and all ranks continue from it (Li et al., 2014).
 
-    ``backup``: the number of ranks that a step does not wait for; their late pushes are dropped
-    (Chen et al., "Revisiting Distributed Synchronous SGD", 2016). ``optimizer``: the servers'
-    optimizer, whose gradient is the delta: "add" (adds it unchanged), "sgd", "momentum", "adagrad"
-    or "adam", with ``lr`` and ``momentum``. ``staleness``: statistics of this rank. Raises
-    ValueError for invalid options.
+    - ``backup``: The number of ranks that a step does not wait for; their late pushes are dropped
+      (Chen et al., "Revisiting Distributed Synchronous SGD", 2016).
+    - ``optimizer``: The servers' optimizer, whose gradient is the delta: "add" (adds it unchanged),
+      "sgd", "momentum", "adagrad" or "adam", with ``lr`` and ``momentum``.
+    - ``staleness``: Statistics of this rank.
+
+    Raises ValueError for invalid options.
     """
 
     name = "ps"

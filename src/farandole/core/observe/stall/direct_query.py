@@ -29,8 +29,11 @@ _PAUSE = 0.05  # seconds before retrying a rank that closed the connection becau
 class DirectQuery:
     """One rank's side of the queries.
 
-    ``host``: its address; ``publish``: publishes this rank's entry; ``look_up``: returns the entry
-    of a rank, or None, and may block. All ``size`` ranks have the same ``secret`` and ``scope``.
+    - ``host``: This rank's address.
+    - ``publish``: Publishes this rank's entry.
+    - ``look_up``: Returns the entry of a rank, or None, and may block.
+
+    All ``size`` ranks have the same ``secret`` and ``scope``.
     """
 
     def __init__(

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class Answer(NamedTuple):
     """A rank's activity.
 
-    ``silent``: why it does not answer; empty if it does. ``waits``: names of collectives in which
-    other ranks are missing. ``stuck``: names of started collectives that make no progress, because
-    they wait for the ranks ``awaited``. ``seconds``: the longest wait. ``stack``: the user's frames
-    of the main thread, innermost last.
+    - ``silent``: The reason for its silence; empty if it answers.
+    - ``waits``: Names of collectives in which other ranks are missing.
+    - ``stuck``: Names of started collectives that make no progress, because they wait for the ranks
+      ``awaited``.
+    - ``seconds``: The longest wait.
+    - ``stack``: The user's frames of the main thread, innermost last.
     """
 
     silent: str = ""

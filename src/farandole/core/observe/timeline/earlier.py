@@ -10,8 +10,11 @@ _NAME = b'{"ph":"M","name":"process_name"'  # a tensor's, as written by ``Trace`
 
 
 class Earlier(NamedTuple):
-    """The content of a timeline. ``head``: the description in its first event; ``tensors``: the
-    tensors' numbers by name; ``end``: bytes of complete events.
+    """The content of a timeline.
+
+    - ``head``: The description in its first event.
+    - ``tensors``: The tensors' numbers by name.
+    - ``end``: Bytes of complete events.
     """
 
     head: dict[str, Any]

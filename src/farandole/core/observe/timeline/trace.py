@@ -116,8 +116,11 @@ class Trace:
         *,
         mark_cycles: bool = False,
     ) -> None:
-        """Create a trace. ``begin``: the time that is 0 in the file; ``epoch``: the same time in
-        seconds since 1970; ``tensors``: the numbers of the tensors in an existing file.
+        """Create a trace.
+
+        - ``begin``: The time that is 0 in the file.
+        - ``epoch``: The same time in seconds since 1970.
+        - ``tensors``: The numbers of the tensors in an existing file.
         """
         self._rank = rank
         self._size = size

@@ -45,9 +45,9 @@ _FAREWELL = 1.0  # seconds for a peer to receive the last messages
 class TcpBoard:
     """One rank's board.
 
-    ``sessions``: by rank, None where there is no connection; their sockets are non-blocking.
-    ``parent``: the board of the parent wire, whose loss is also the loss of this one. ``names``:
-    the numbers of the ranks in messages and errors.
+    - ``sessions``: The sessions by rank, None without a connection; their sockets are non-blocking.
+    - ``parent``: The board of the parent wire, whose loss is also the loss of this one.
+    - ``names``: The numbers of the ranks in messages and errors.
     """
 
     def __init__(

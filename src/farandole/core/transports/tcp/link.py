@@ -59,10 +59,14 @@ def connect(
 ) -> TcpLink:
     """Connect to all other ranks, found through ``store``.
 
-    ``scope`` distinguishes the wires of one job: use a new one for every wire. ``host``: the
-    interface to listen on; ``streams``: data connections to each rank; ``names``: the numbers of
-    the ranks in messages; default: 0, 1, 2, ...; ``check``: called while ranks are missing, see
-    ``contracts.End``. Raises RendezvousError with the missing ranks after ``timeout`` seconds.
+    ``scope`` distinguishes the wires of one job: use a new one for every wire.
+
+    - ``host``: The interface to listen on.
+    - ``streams``: Data connections to each rank.
+    - ``names``: The numbers of the ranks in messages; default: 0, 1, 2, ...
+    - ``check``: Called while ranks are missing, see ``contracts.End``.
+
+    Raises RendezvousError with the missing ranks after ``timeout`` seconds.
     """
     return _meet(
         TcpRendezvous(rank, size, secret, scope, store, timeout, host, check, streams, names),
