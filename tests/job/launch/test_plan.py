@@ -79,7 +79,7 @@ def test_hosts_that_cannot_be_read(hosts: str) -> None:
 
 
 def test_hosts_that_are_no_text() -> None:
-    with pytest.raises(SettingsError, match=mentioning("hosts=['a:2', 'b:2']", "text")):
+    with pytest.raises(SettingsError, match=mentioning("hosts=['a:2', 'b:2']", "string")):
         parse_hosts(["a:2", "b:2"])  # type: ignore[arg-type]
 
 
