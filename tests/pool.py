@@ -41,11 +41,11 @@ START = 150.0
 
 
 class Deadline(AssertionError):
-    """Ranks were still busy when the time was up; the message shows where."""
+    """Ranks were still busy at the deadline; the message shows where."""
 
 
 class Remote(Exception):
-    """The traceback of another process, as the cause of what was raised here."""
+    """The traceback of another process, as the cause of an exception in this one."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -53,7 +53,7 @@ class Remote(Exception):
 
 @dataclass(frozen=True)
 class Died:
-    """What stands in the results for a process that died: its exit code (negative: the signal)."""
+    """The result of a process that died: its exit code (negative: the signal)."""
 
     code: int
 

@@ -1,6 +1,4 @@
-"""A job inside a test: ``job(n, fn)`` runs ``fn(rank)`` in n processes that have been through
-``init()``, so to say.
-"""
+"""A job inside a test: ``job(n, fn)`` runs ``fn(rank)`` in n initialised processes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from benchmarks.samples import ALONE, OURS, TOGETHER
 
 
 def check_quick_run(framework: str, peer: str, folder: Path) -> None:
-    """``peer``: who is measured beside ours; empty if nobody."""
+    """Run the benchmark once. ``peer``: the contender next to Farandole; empty if there is none."""
     done = subprocess.run(
         [
             sys.executable,

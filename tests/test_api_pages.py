@@ -1,9 +1,8 @@
-"""The pages of docs/api/ are what the docstrings say, and every argument of a public function is
+"""The pages of docs/api/ equal the docstrings, and every argument of a public function is
 explained.
 
-``python -m tests.test_api_pages --write`` makes the pages anew, those of the frameworks that are
-installed. Pages whose framework has an environment of its own are checked there, by
-``tests/<framework>/test_api_page.py``.
+``python -m tests.test_api_pages --write`` rewrites the pages of the installed frameworks. Pages of
+frameworks with separate environments are checked there, by ``tests/<framework>/test_api_page.py``.
 """
 
 from __future__ import annotations

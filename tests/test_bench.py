@@ -428,7 +428,7 @@ def test_ranks_that_a_driver_starts_have_parameter_servers() -> None:
         crew.measure(["strategies", "learning"], 2, quick=True, driver=True, only=["ps:1,backup=1"])
     )
     runs = [each for each in found if isinstance(each, Run)]
-    both = ("allreduce", "ps:1,backup=1")  # ranks that are left out of a step hold nobody up
+    both = ("allreduce", "ps:1,backup=1")  # ranks left out of a step delay no other rank
     assert [(each.name, each.strategy) for each in runs] == [
         (name, spec) for name in (STAYS, MOVES) for spec in both
     ]

@@ -1,18 +1,16 @@
-"""What the documents say is so: their commands run, their tables are current, their links lead
-somewhere.
+"""The documents are correct: their commands run, their tables are current, and their links work.
 
-A fenced block takes part when a word after the language says how:
+A fenced block is tested if a word after the language gives its role:
 
-``python save=hello.py``   the block is a file, for the blocks that follow on the page
+``python save=hello.py``   the block is a file for later blocks of the page
 ``python run``             the block runs, and prints the ``text output`` block that follows
-``console run``            each line that begins with ``$`` runs in a shell; every other line is one
-                           of its output, in any order (ranks print when they print); ``...``
-                           stands for anything
+``console run``            each line that begins with ``$`` runs in a shell; the other lines are its
+                           output, in any order (as ranks print); ``...`` matches any text
 ``console run fails``      the last command exits with a code other than 0
 
-``python -m tests.test_docs --write`` brings the tables up to date: that of docs/settings.md from
-the settings, and those of README.md from docs/bench.json, which ``farandole bench --json
-docs/bench.json --plot docs/bench.png`` writes, and so on.
+``python -m tests.test_docs --write`` updates the tables: in docs/settings.md from the settings, in
+README.md from docs/bench.json, which ``farandole bench --json docs/bench.json --plot
+docs/bench.png`` writes, and so on.
 """
 
 from __future__ import annotations
@@ -142,7 +140,7 @@ def environment() -> dict[str, str]:
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = environment()
-    # an environment that has only what is tested there
+    # an environment with only the packages tested there
     if not (Path(sys.executable).parent / "farandole").exists():
         own = folder / ".bin" / "farandole"
         own.parent.mkdir(exist_ok=True)

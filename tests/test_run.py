@@ -153,7 +153,9 @@ if __name__ == "__main__":
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-        monkeypatch.setenv("HOROVOD_SIZE", "7")  # that of a job that we might be a part of
+        monkeypatch.setenv(
+            "HOROVOD_SIZE", "7"
+        )  # the variable of a job that this process might belong to
 
         def read() -> list[str | None]:
             return [os.environ.get(f"HOROVOD_{each}") for each in ("DYNAMIC_PROCESS_SETS", "SIZE")]
@@ -185,7 +187,7 @@ if __name__ == "__main__":
 
     def test_a_thread_that_does_not_end_is_named(self, capfd: pytest.CaptureFixture[str]) -> None:
         def leave(soon: bool) -> int:
-            """A thread that ends just before this rank would tell of it, or when it has."""
+            """A thread that ends just before this rank reports it, or just after."""
             from farandole.job.report import leftover_threads
 
             over = threading.Event()
@@ -364,7 +366,7 @@ class TestFailures:
         try:
             with pytest.raises(KeyboardInterrupt) as caught:
                 farandole.run(interrupt)
-            # of which a notebook would show another traceback
+            # a notebook would show a second traceback for it
             assert caught.value.__context__ is None
         finally:
             signal.signal(signal.SIGINT, before)

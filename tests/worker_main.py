@@ -34,7 +34,7 @@ def main() -> None:
             try:
                 todo.put(tasks.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)  # the tests are over, whatever the main thread is doing
+                os._exit(0)  # the tests are over, and the main thread may be busy
 
     threading.Thread(target=listen, daemon=True).start()
     results.send_bytes(b"ready")

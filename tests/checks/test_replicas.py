@@ -66,7 +66,7 @@ def test_diverged_replicas_are_reported() -> None:
         step=8,
     )
     assert mentions(text, "step 4", "step 8")
-    assert "learning rate" in text  # nobody knows the settings
+    assert "learning rate" in text  # the settings are unknown
     assert "some ranks skipped" not in text
     text = told(
         ReplicaReport((1, 2), steps=4),

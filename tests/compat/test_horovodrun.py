@@ -19,7 +19,7 @@ from farandole.job.launch.launchers import mpi
 from tests.compat import tools
 from tests.kits.messages import mentioning, mentions
 
-# Every flag of horovodrun 0.28. A program's command line must go on working.
+# Every flag of horovodrun 0.28. A program's command line must keep working.
 FLAGS = """
 -v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces --network-interface
 --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file --fusion-threshold-mb --cycle-time-ms

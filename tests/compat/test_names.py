@@ -113,7 +113,7 @@ def test_a_framework_that_is_not_installed_is_named(name: str) -> None:
     )
 
 
-# Horovod 0.28.1's other modules, and those of sparkdl: a name, or a folder and what is in it.
+# Other modules of Horovod 0.28.1 and of sparkdl: a name, or a folder with its modules.
 ELSEWHERE = """
 horovod.ray: adapter driver_service elastic elastic_v2 ray_logger runner strategy utils worker
 horovod.runner.common: service.driver_service service.task_service util.codec util.config_parser util.env util.hosts

@@ -93,7 +93,7 @@ def test_weights_of_a_padded_sampler_are_those_of_a_plain_mean() -> None:
 def test_epochs_differ_and_come_back() -> None:
     sampler = DistributedSampler(50, 1, 0)
     first = list(sampler)
-    assert list(sampler) == first  # as long as nobody says otherwise
+    assert list(sampler) == first  # the default
     sampler.set_epoch(1)
     assert list(sampler) != first
     sampler.set_epoch(0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from farandole.estimators import LocalBackend
 
-RATE = 0.01  # with which each epoch is better than those before, whatever the number of ranks
+RATE = 0.01  # with which each epoch improves for any number of ranks
 
 
 def begin(folder: Path, epoch: int, rank: int, size: int) -> bool:

@@ -57,7 +57,7 @@ def test_bounds_belong_to_the_backend_or_the_estimator() -> None:
 
 @pytest.mark.slow
 def test_a_fixed_global_batch_is_refused(tmp_path: Path) -> None:
-    """Rows are divided among the ranks, whatever the number of shares is."""
+    """Rows are divided among the ranks, for any number of shares."""
     backend = LocalBackend(1, min_np=1, max_np=2, fixed_global_batch=True)
     given = net()
     refused = estimator(

@@ -23,7 +23,7 @@ from tests.estimators.tools import Never, Pool, columns, written
 from tests.keras.backends import QUICK
 from tests.kits.messages import mentioning
 
-# classes and functions as those of a notebook, which no other process can import
+# classes and functions like a notebook's, which no other process can import
 SOURCE = '''
 import functools, threading, keras
 

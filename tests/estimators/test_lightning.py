@@ -75,7 +75,7 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
         "run_id": "first",
     }
     estimator(**options, epochs=1).fit_on_parquet(path, path)
-    found = estimator(**options).fit_on_parquet(path)  # goes on after the first epoch
+    found = estimator(**options).fit_on_parquet(path)  # continues after the first epoch
     history = found.getHistory()
     np.testing.assert_allclose([record["train"]["loss"] for record in history], losses, rtol=1e-4)
     assert history[-1]["train"]["train_mse"] == pytest.approx(losses[-1], rel=1e-4)

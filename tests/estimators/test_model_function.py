@@ -109,5 +109,5 @@ def test_more_steps_than_a_checkpoint_has_are_trained(tmp_path: Path) -> None:
         (26, 46),
         (400, 41),
     ]
-    # that training, whatever its steps now
+    # that training, with any number of steps now
     assert rounds_left(store, 350) == rounds_left(store, 14, 7) == (50, 21)

@@ -140,7 +140,7 @@ def test_several_trainings_share_data_until_the_last_has_ended() -> None:
     assert not there
     broken = ParamGridFits(data(), [str, failing, str])
     next(broken)
-    # Spark's other threads would take the end of the iterator for that of their work
+    # Spark's other threads would take the end of the iterator for the end of their work
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             next(broken)

@@ -1,4 +1,4 @@
-"""Predictions by a model on a real GPU are those of the CPU."""
+"""Predictions of a model on a real GPU equal the CPU's."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_model_is_opened_once(tmp_path: Path) -> None:
         opened.append(1)
         return lambda x: x * 2
 
-    # the function would be a copy, whose list nobody sees
+    # the function would be a copy with a separate list
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cloudpickle.loads", lambda _: load)
         packed = pack(load)

@@ -32,7 +32,7 @@ def test_a_sample_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.add(len(x))
         return x.sum(axis=1) + y
 
-    with monkeypatch.context() as patch:  # the function would be a copy, whose set nobody sees
+    with monkeypatch.context() as patch:  # the function would be a copy with a separate set
         patch.setattr("cloudpickle.loads", lambda _: model)
         sample = {"x": np.ones((30, 4)), "y": np.arange(30)}
         found = tune(model, sample, returns="double", sizes=(8, 64), threads=(1,), seconds=0.1)

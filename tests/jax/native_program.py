@@ -120,7 +120,7 @@ def collectives(rank: int) -> None:
     )
     assert hvd.allreduce(jnp.array([rank == 0, True]), op=hvd.Max).tolist() == [True, True]
     assert hvd.reducescatter(jnp.array([False, rank == 0]), op=hvd.Sum).tolist() == [rank == 1]
-    # what XLA cannot do goes over the host, and mistakes are told as ever
+    # operations that XLA lacks go over the host, and mistakes are reported as before
     assert hvd.allgather(jnp.arange(1 + rank)).tolist() == [0, 0, 1]
     assert hvd.reducescatter(jnp.arange(3.0)).tolist() == [[0.0, 1.0], [2.0]][rank]
     shapes = "Mismatched ALLREDUCE tensor shapes"

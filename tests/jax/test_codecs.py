@@ -54,7 +54,7 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
         params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
         nothing = {"w": jnp.zeros(4)}
         if rank == 1:
-            # nobody steps it
+            # it is never stepped
             hvd.DistributedOptimizer(optax.sgd(1.0), codec="topk:0.25").init(params)
         for codec in ("topk:0.25", TopK(0.25)):
             optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec=codec)
@@ -174,7 +174,7 @@ def test_an_optimizer_made_in_each_step_is_refused() -> None:
             with pytest.raises(ValueError, match=mentioning("steps 1, 2 and 3", "optimizers")):
                 trained(outside(**options), False)
         state = inside.init(params)
-        for _ in range(4):  # what goes on from checkpoints
+        for _ in range(4):  # resumed from checkpoints
             _, state = inside.update(own, state, params)
             again, kept = (
                 hvd.DistributedOptimizer(

@@ -124,7 +124,7 @@ def test_every_form_that_does_not_wait() -> None:
 
 
 def test_steps_that_are_dispatched_before_others_are_done() -> None:
-    """Programs wait for each other while Python goes on; in between, collectives outside of
+    """Programs wait for each other while Python continues; in between, collectives outside of
     programs.
     """
 

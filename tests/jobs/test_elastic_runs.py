@@ -33,7 +33,7 @@ from tests.kits.jobs import wait_for_end
 from tests.kits.messages import mentioning
 from tests.kits.written_runs import written_run
 
-# Process 1 ends at step 3 of 9, and the others go on until a new process has joined.
+# Process 1 ends at step 3 of 9, and the others continue until a new process has joined.
 PROGRAM = """
 import json, os, signal, time
 import numpy as np

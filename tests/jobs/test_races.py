@@ -151,7 +151,7 @@ def test_the_runner_of_a_killed_supervisor_is_adopted(
 ) -> None:
     folder, supervisor = queued(home), supervised()
     supervisor.step()
-    claim_for(folder, 1, sleeper)  # another runner than the one that was started last
+    claim_for(folder, 1, sleeper)  # a runner other than the last started one
     target.presences[folder.run_id] = Presence("gone", "it lost the race")
     supervisor.step()
     supervisor.step()

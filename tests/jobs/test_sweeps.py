@@ -167,7 +167,7 @@ def test_a_sweep_finds_the_best_of_a_grid(home: RunsHome, script: farandole.Scri
 
 
 def _kill_the_runner_once(home: RunsHome, run: farandole.Run) -> bool:
-    """Kill the sweep's runner after its first child, so that the sweep has to go on."""
+    """Kill the sweep's runner after its first child, so that the sweep must continue."""
     deadline = time.monotonic() + 60
     while not run.children():
         assert time.monotonic() < deadline, run.logs()

@@ -1,4 +1,4 @@
-"""The contract of targets: those of this host, and one that another distribution adds."""
+"""The contract of targets: targets of this host, and one that another distribution adds."""
 
 from __future__ import annotations
 

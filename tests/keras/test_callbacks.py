@@ -150,7 +150,7 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         weights.optimizer.build(weights.trainable_variables)
         weights.load_weights(f"{folder}/{backend}-{rank}.weights.h5")
         ways = [("went on", model), ("loaded", again), ("weights", weights)]
-        for ending in ("keras", "h5"):  # rank 0 alone goes on from a file
+        for ending in ("keras", "h5"):  # only rank 0 resumes from a file
             resumed = hvd.load_model(f"{folder}/{backend}-0.{ending}") if rank == 0 else p.dense(6)
             if rank:
                 resumed.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss())

@@ -33,7 +33,7 @@ def test_seeds_and_files(backend: str, tmp_path: Path) -> None:
         model.weights[0].assign(model.weights[0] * 0 + rank + 1)
         hvd.save(model, path)
         found = float(keras.ops.convert_to_numpy(hvd.load_model(path).weights[0]).max())
-        hvd.barrier()  # all have read it, before it is written anew
+        hvd.barrier()  # all have read it, before it is written again
         with pytest.raises((OSError, RuntimeError), match=mentioning("No such file", "nowhere")):
             hvd.save(model, tmp_path / "nowhere" / "last.h5")
         with pytest.raises(ValueError, match=mentioning(".keras", ".h5", ".hdf5")):

@@ -89,7 +89,7 @@ def test_frozen_weights_of_local_layers_are_left_alone(backend: str) -> None:
         from tests.keras import programs as p
 
         layers = keras.layers
-        # rank 0 takes fewer steps, and goes on from rank 1's weights
+        # rank 0 takes fewer steps, and continues from rank 1's weights
         x, y = p.data(16 + 8 * rank, seed=rank)
         found = {}
         for name in ("optimizer", "callback"):

@@ -150,7 +150,7 @@ def test_two_stages_are_one_process(backend: str) -> None:
                 found[f"{name} layers"] = [layer.name for layer in pipeline.layers_of_stage.layers]
             del model
             gc.collect()
-            assert all(layer() is None for layer in first)  # nobody holds the whole model
+            assert all(layer() is None for layer in first)  # no rank holds the whole model
             pipeline.compile(**compiled)
             history = pipeline.fit(**data).history
             found[f"{name} slots"] = (

@@ -118,7 +118,7 @@ def _own_loop(rank: int) -> None:
     optimizer, variable = begun("local_sgd:epoch", gradient_accumulation_steps=2)
     for passes, own, mean in ((2, -1.0 - rank, -1.5), (1, -1.5, -1.5), (1, -2.5 - rank, -3.0)):
         assert stepped(optimizer, variable, passes) == [own]
-        # the second epoch ends in the middle of a step, which goes on in the third
+        # the second epoch ends in the middle of a step, which continues in the third
         optimizer.end_of_epoch()
         assert np.array(variable).tolist() == [mean]
     ends = []

@@ -236,7 +236,7 @@ class CodecKit:
             )
 
     def test_sums_of_tensors_without_gradients_are_retracted(self) -> None:
-        """Their results are dropped: other steps than these would lack what had waited for them."""
+        """Their results are dropped: steps with such a tensor must not lose its residuals."""
         if not getattr(self.codec(), "feedback", False):
             return
 

@@ -47,7 +47,7 @@ class ProcessKit:
                 transport.barrier()
                 wait_in(transport, waiting)
             except PeerLostError as error:
-                # as the engine does: who notices first tells the others
+                # as the engine does: the first rank to notice notifies the others
                 transport.abort(str(error))
                 return str(error), time.monotonic() - start
             return "no error", 0.0

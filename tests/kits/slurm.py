@@ -85,7 +85,7 @@ class Cluster:
             "user": pwd.getpwuid(os.geteuid()).pw_name,
         }
         ports: list[int] = []
-        while len(ports) < 3:  # nobody takes them until the daemons listen
+        while len(ports) < 3:  # no other process takes them until the daemons listen
             ports += {free_port()} - set(ports)
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(folder=self.folder, ports=ports, **facts)

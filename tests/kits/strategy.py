@@ -168,7 +168,7 @@ class StrategyKit:
                     for exchange, weights in zip(exchanges, models, strict=True)
                 ]
                 for exchange in exchanges:
-                    exchange.average([np.zeros(1)])  # all have found each other to be alike
+                    exchange.average([np.zeros(1)])  # all ranks have found their strategies equal
                 for step in range(1, STEPS + 1):
                     for turn in range(1 if self.waits else hvd.size()):
                         if self.waits or turn == rank:
@@ -233,7 +233,7 @@ class StrategyKit:
             for step in range(1, steps + 1):
                 if strategy.due(step):
                     exchange(weights, slots, step, statistics=statistics)
-            hvd.barrier()  # parameter servers keep those of the ranks that go on
+            hvd.barrier()  # parameter servers keep the weights of the ranks that continue
             for array in statistics:
                 array += 2.0 * rank
             exchange.average(weights, slots, statistics=statistics)

@@ -295,7 +295,7 @@ class MoveKit(Worlds):
                     send = np.empty(counts[transport.rank], np.uint8)
                 send[:] = values(DType.UINT8, len(send), transport.rank + turn)
                 receive = np.zeros(sum(counts), np.uint8)
-                if turn == 3:  # it stands there already
+                if turn == 3:  # it is there already
                     mine = receive[sum(counts[: transport.rank]) :][: len(send)]
                     mine[:] = send
                     send = mine

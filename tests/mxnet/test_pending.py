@@ -125,7 +125,7 @@ def test_convolution_weights_are_read_in_their_own_layout() -> None:
                 x = mx.nd.array(generator.standard_normal((2, 64, 24, 24)))
                 mx.nd.waitall()
                 hvd.barrier()
-                out = net(x)  # nobody waits for it
+                out = net(x)  # no rank waits for it
                 found = call(weight.data()).asnumpy()
                 total = both[0] + both[1]
                 wanted = {

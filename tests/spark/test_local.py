@@ -180,7 +180,7 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
             spark.read.parquet(str(folder)).crossJoin(spark.range(2).toDF("n")) for _ in range(2)
         ]
         with from_spark(mixed[0], labels="n") as three, from_spark(mixed[1], labels="n") as four:
-            assert three.path != four.path  # not of files alone: nobody knows whether it changed
+            assert three.path != four.path  # not of files alone: it may have changed
         check_that_no_others_are_found(spark, folder)
         # its own handle would tell, too
         os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -296,7 +296,7 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=mentioning(url, why)):
             from_spark(frame.select("a"), parent=url)
     assert [*tmp_path.iterdir()] == []
-    left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
+    left = from_spark(frame.select("a"))  # it is deleted at the end of the process
     assert Path(left.path).exists()
     farandole.data.written_frames.remove_all()
     assert [*tmp_path.iterdir()] == []

@@ -130,7 +130,7 @@ def test_other_strategies_and_models_are_errors_in_every_mode() -> None:
         def fails(spec: str, codec: str, weights: list[Any]) -> None:
             exchange = WeightExchange("test", GradientOptions(codec=codec), strategy_of(spec))  # type: ignore[arg-type]
             slots, text = exchange.slots(weights), ""
-            for step in (1, 2):  # who pushes without waiting is told the next time
+            for step in (1, 2):  # a rank that pushes without waiting learns it at the next push
                 try:
                     if not text:
                         exchange(weights, slots, step)

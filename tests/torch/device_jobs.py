@@ -1,4 +1,4 @@
-"""Jobs whose tensors are on a device that is no GPU."""
+"""Jobs with tensors on a simulated device."""
 
 from __future__ import annotations
 

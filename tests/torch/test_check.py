@@ -363,7 +363,7 @@ def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
             change(model)
         with pytest.raises(RanksDifferError) as caught:
             train(rank, model, 1)
-        train(rank, broadcast(model), 2)  # the engine goes on
+        train(rank, broadcast(model), 2)  # the engine continues
         return str(caught.value)
 
     texts = job(4, program, check="raise")

@@ -175,7 +175,7 @@ def test_loading_a_state_without_residuals_drops_them(strategy: str) -> None:
                 steps(optimizer, 1.0)
                 optimizer.average_weights()
                 ends.append(weight.detach().clone())
-            kept = of_program and strategy != "ps"  # pushes begin anew with other weights
+            kept = of_program and strategy != "ps"  # pushes restart with other weights
             assert torch.allclose(*ends) != kept
 
     job(2, fn, store=True)

@@ -22,7 +22,7 @@ GOAL = np.arange(1.0, 5.0)
 
 
 def trained(spec: str) -> tuple[int, list[float], list[float]]:
-    """Walk to the goal; return the size of the job, the weights, and those of the server."""
+    """Walk to the goal; return the size of the job, the rank's weights, and the server's."""
     import farandole.torch as hvd
 
     hvd.init()

@@ -55,7 +55,7 @@ def test_rank_0_saves_whole_or_not_at_all(tmp_path: Path) -> None:
 
         hvd.save({"rank": rank, "weights": torch.ones(3)}, path)
         found = torch.load(path)["rank"]
-        hvd.barrier()  # the file is read by all before it is written anew
+        hvd.barrier()  # all read the file before it is written again
         broken = {"weights": torch.zeros(9), "lock": (part for part in [])}
         with pytest.raises(Exception, match=r"pickle|serialize") as caught:
             hvd.save(broken, path)

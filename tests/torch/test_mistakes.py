@@ -264,7 +264,7 @@ def test_ranks_with_different_parameters_are_reported() -> None:
         other = hvd.DistributedOptimizer(torch.optim.SGD(more.parameters(), lr=0.1))
         with pytest.raises(ValueError, match=mentioning("rank 0", "2", "rank 1", "4")):
             other.step()
-        hvd.allreduce(torch.ones(2))  # the engine goes on
+        hvd.allreduce(torch.ones(2))  # the engine continues
         optimizer.zero_grad()
         with pytest.raises(
             hvd.HorovodInternalError, match=mentioning("shapes", "broadcast.bias", "rank 1")

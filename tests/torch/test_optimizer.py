@@ -242,7 +242,7 @@ def test_a_model_converted_between_steps_trains_on() -> None:
             model = net()
             optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()))
             for step in range(STEPS):
-                # the layout of one rank is nobody else's concern
+                # the layout of one rank does not concern others
                 if step == 2 or (step == 3 and rank == 0):
                     convert(model)
                 optimizer.zero_grad(set_to_none=number % 2 == step % 2)

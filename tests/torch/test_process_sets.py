@@ -156,7 +156,7 @@ def test_two_sets_train_two_models_concurrently(make: Any) -> None:
         bystander = hvd.DistributedOptimizer(
             make(net().parameters()), process_set=sets[1 - rank % 2]
         )
-        bystander.step()  # not our set: it waits for nobody
+        bystander.step()  # not our set: it waits for no rank
         for step in range(3):
             optimizer.zero_grad()
             x = torch.full((2, 4), float(rank + step))

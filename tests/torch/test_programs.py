@@ -87,7 +87,7 @@ def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None
 
 
 def test_closure() -> None:
-    """SGD and L-BFGS: the closure's loss and gradients equal those of the whole batch."""
+    """SGD and L-BFGS: the closure's loss and gradients cover the whole batch."""
     makers = [
         lambda params: torch.optim.SGD(params, lr=0.1),
         lambda params: torch.optim.LBFGS(params, lr=0.5, max_iter=6, line_search_fn="strong_wolfe"),
@@ -211,7 +211,7 @@ def test_skipped_steps_without_zero_grad_of_the_optimizer() -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         for step in range(STEPS):
             model.zero_grad()
-            loss_of(model, *part(rank, 2, *data(9))).backward()  # nobody steps with these
+            loss_of(model, *part(rank, 2, *data(9))).backward()  # no step uses these
             model.zero_grad()
             loss_of(model, *part(rank, 2, *data(step))).backward()
             optimizer.step()

@@ -75,7 +75,7 @@ def test_rank_0_alone_may_load_a_checkpoint(strategy: str) -> None:
         optimizer = hvd.DistributedOptimizer(
             OPTIMIZERS["momentum"](model.parameters()), strategy=strategy
         )
-        # all ranks alike, so that a checkpoint of one is one of all
+        # equal on all ranks, so that a checkpoint of one fits all
         steps_of(0, 1, model, optimizer, 0, 6)
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         ends = []

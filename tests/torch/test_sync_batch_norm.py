@@ -229,7 +229,7 @@ def test_sets_frozen_inputs_and_what_is_refused() -> None:
         with pytest.raises(ValueError, match=mentioning("3 channels")):
             whole(torch.ones(2, 4))
         whole.eval()
-        if rank == 0:  # nobody is asked
+        if rank == 0:  # without an exchange
             assert whole(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
 
     job(3, fn, dynamic_process_sets=True)

@@ -196,7 +196,7 @@ def test_a_new_engine_in_the_middle() -> None:
                 loss_of(model, *part(rank, 2, *data(step))).backward()
                 optimizer.step()
             kept = reducer._session
-            # what it sees after shutdown() and init(): another engine than its own
+            # after shutdown() and init() it sees a different engine
             kept.abandoned = True
             for step in range(3, 6):
                 optimizer.zero_grad()

@@ -43,7 +43,7 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
     for name in (*GOOD, "mistakes.py"):
         (folder / name).write_text((HERE / name).read_text())
     (folder / "every_name.py").write_text(every_name())
-    # nobody has to install compat
+    # compat need not be installed
     sources = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
     env = {**os.environ, "PYTHONPATH": sources}
     done = subprocess.run(

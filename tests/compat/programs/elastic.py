@@ -30,7 +30,7 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=train_sample
 model = torch.nn.Linear(8, 2)
 optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-# steps after three batches: the ranks begin anew before the last
+# steps after three batches: the ranks restart before the last
 slow = torch.nn.Parameter(torch.zeros(1))
 slow_optimizer = optim.SGD([slow], lr=1.0)
 slow_optimizer = hvd.DistributedOptimizer(

@@ -1,4 +1,4 @@
-"""Statistics of parts combine to those of the whole."""
+"""The combined statistics of parts equal the statistics of the whole."""
 
 from __future__ import annotations
 

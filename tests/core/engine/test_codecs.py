@@ -104,7 +104,7 @@ def test_ranks_with_different_codecs_get_the_codec_of_each() -> None:
         spec = ("topk:0.1", "", "topk:0.1", "onebit")[engine.rank]
         with pytest.raises(HorovodInternalError) as error:
             engine.run([entry("grad", np.ones(3, np.float32), None, spec=spec)])
-        # the engine goes on
+        # the engine continues
         engine.run([entry("after", after := np.ones(2, np.float32), Rounding())])
         assert after.tolist() == [4, 4]
         return str(error.value)

@@ -177,8 +177,8 @@ class Handled(BaseException):
 
 
 class Places:
-    """Raises at one of the places at which Python runs handlers of signals: behind calls, where
-    functions begin, and where loops begin anew. A tracer for ``sys.settrace``.
+    """A tracer for ``sys.settrace`` that raises where Python runs signal handlers: after calls, at
+    the beginning of functions, and at the beginning of loop passes.
     """
 
     def __init__(self, number: int) -> None:

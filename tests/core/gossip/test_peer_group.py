@@ -80,7 +80,7 @@ def test_averages_converge_with_statistics_and_damping() -> None:
         assert np.allclose(given[1], 6.0 + 3 / seen)
     last = [np.zeros((2, 3), dtype="f4"), np.zeros(2), np.full((), 9.0, dtype="f4")]
     assert ranks[0].take(last) == 0
-    # nobody has averaged since: what this rank has is what it shows
+    # no average since: this rank's weights are its published ones
     assert last[2] == pytest.approx(9.0)
     assert ranks[0].parts == [("<f4", 7), ("<f8", 2)]
 
@@ -167,7 +167,7 @@ def test_a_clean_end_is_no_loss_and_any_other_is_reported() -> None:
         groups[0].ask([1, 2])
         groups[0].rest(60)
         assert (groups[0].asked, groups[2].answered) == (1, 1)
-        ranks.servers[2].close()  # it was not told that this one ended
+        ranks.servers[2].close()  # it does not know that this rank ended
         groups[0].ask([1, 2])
         groups[0].rest(60)
         with pytest.raises(PeerLostError, match=mentioning("rank 2", "weights")) as raised:

@@ -8,7 +8,7 @@ from farandole.core.gossip.shared_weights import SharedWeights
 
 
 def test_an_average_before_a_correction_counts_later() -> None:
-    """Ranks agree on a mean; one of them goes on, and averages with this one before it has the
+    """Ranks agree on a mean; one of them continues, and averages with this rank before it has the
     mean.
     """
     one, other = (

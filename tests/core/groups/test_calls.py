@@ -67,7 +67,7 @@ def test_held_calls_run_on_the_thread_of_their_holder() -> None:
     calls = CallQueue("calls")
     threads: list[str] = []
     held = [Call(lambda: threads.append(threading.current_thread().name)) for _ in range(3)]
-    calls._holding = True  # nobody else takes them
+    calls._holding = True  # no other thread takes them
     calls._threads = [threading.current_thread()]
     for call in held:
         calls.start(call, held_by=threading.get_native_id())
@@ -80,7 +80,7 @@ def test_held_calls_run_on_the_thread_of_their_holder() -> None:
 def test_a_late_thread_leaves_the_next_calls_to_their_holder() -> None:
     calls = CallQueue("calls")
     before, held = Call(lambda: None), Call(lambda: None)
-    with calls._running:  # as by who runs the one before, for which the thread has come, too
+    with calls._running:  # as by the thread of the previous call
         calls.start(before)
         while calls._news._value:  # type: ignore[attr-defined]
             time.sleep(0.001)
@@ -102,7 +102,7 @@ def test_held_calls_run_even_if_their_holder_waits() -> None:
     calls.start(first, held_by=me)
     assert first.sleep(30)
     calls.start(second, held_by=me)
-    calls.start(third)  # which nobody holds, nor what is before it
+    calls.start(third)  # which no thread holds, nor earlier calls
     assert third.sleep(30)
     assert order == [0, 1, 2]
     calls.close()
@@ -136,7 +136,7 @@ def test_a_held_call_runs_when_its_holder_polls() -> None:
     calls = CallQueue("calls")
     call = Call(lambda: None)
     calls.start(call, held_by=threading.get_native_id())
-    while not call.done:  # it works: nobody would run what it holds
+    while not call.done:  # it works: no thread would run the calls that it holds
         calls.hurry()
     calls.close()
 
@@ -254,7 +254,7 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
     handler: Any, raised: type[BaseException]
 ) -> None:
     calls = CallQueue("calls")
-    calls._threads = [threading.current_thread()]  # nobody else takes them
+    calls._threads = [threading.current_thread()]  # no other thread takes them
 
     def interrupt() -> None:
         before = signal.signal(signal.SIGUSR1, handler)

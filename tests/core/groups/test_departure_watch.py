@@ -29,7 +29,7 @@ def test_departed_ranks_are_places_in_the_new_group() -> None:
     group: Any = SimpleNamespace(rank=0, messages=messages)
     watch = DepartureWatch(group, [0, 1, 2, 3])
     watch.close()
-    assert not messages.asked  # nothing is done until somebody looks
+    assert not messages.asked  # nothing happens until a thread polls
     assert watch.departed() == watch.departed() == [2]
     assert DepartureWatch(group, [3, 2, 0]).departed() == [1]
     messages.failed = True  # all of them: each may come to the next group

@@ -108,7 +108,7 @@ def test_a_signal_between_bytes_of_messages_ends_them(began: bool) -> None:
 
     streams.write = write
     messages = Messages(streams, "rank {}".format)
-    messages._thread = threading.current_thread()  # nobody else moves them
+    messages._thread = threading.current_thread()  # no other thread moves them
     other = messages.receive(1, 1, np.empty(1, np.uint8), 0, 60.0)
 
     def send() -> Transfer:

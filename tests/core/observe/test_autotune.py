@@ -385,7 +385,7 @@ def test_all_ranks_change_in_the_same_round(n: int) -> None:
             if step % 10 == 5 and engine.rank == 0:
                 engine.propose(engine.sizes._replace(fusion_threshold=thresholds[step // 10]))
             if step % 10 == 7 and engine.rank == n - 1 > 0:
-                engine.propose(Sizes(12345, 1))  # nobody listens to this rank
+                engine.propose(Sizes(12345, 1))  # no rank listens to this one
             arrays = {f"t{i}": np.full(10, i + step, np.float32) for i in range(8)}
             order = rolls.sample(sorted(arrays), 8) if step % 3 else sorted(arrays)
             for handle in [engine.submit([entry(name, arrays[name])]) for name in order]:

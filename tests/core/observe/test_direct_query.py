@@ -78,7 +78,7 @@ def test_a_query_is_repeated_after_a_hang_up(monkeypatch: pytest.MonkeyPatch) ->
         assert bool(text) == bool(answer)
     monkeypatch.undo()
     ranks[1].close()
-    assert ranks[0].ask([1], 0.1) == {}  # nobody listens any more
+    assert ranks[0].ask([1], 0.1) == {}  # no socket listens any more
     ranks[0].close()
 
 

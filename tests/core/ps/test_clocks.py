@@ -260,7 +260,7 @@ def test_a_replica_takes_over_at_any_point() -> None:
                     if place == crash:
                         now = replica
                     if now is replica and not (place == crash and answered):
-                        # asked anew, if it heard no answer
+                        # asked again, if it got no answer
                         now.push(rank, number, pulled, [change[0].copy()])
                     alone.push(rank, number, expected[rank], [change[0].copy()])
                     for other in range(2):

@@ -146,7 +146,7 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
     store, secret = ThreadStore(), new_secret()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    store.set("tcp/w/0", f"127.0.0.1|{port}".encode())  # nobody listens there any more
+    store.set("tcp/w/0", f"127.0.0.1|{port}".encode())  # no socket listens there any more
     started = threading.Event()
 
     def join(rank: int) -> Any:

@@ -99,7 +99,7 @@ def test_epochs_differ_and_are_the_same_again_with_the_same_seed(data: ParquetDa
     reader.set_epoch(0)
     assert ids(reader) == epochs[0]
     assert ids(data.numpy(50, memory=SMALL, rank=0, size=1, seed=7)) != epochs[0]
-    for batch in reader:  # left early: the epoch begins anew
+    for batch in reader:  # left early: the epoch restarts
         assert batch["id"].tolist() == epochs[1][0]
         break
     assert ids(reader) == epochs[1]
@@ -163,7 +163,7 @@ def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> 
         batches = iter(reader)
         for _ in range(len(reader)):
             next(batches)
-        assert reader.state_dict()["epoch"] == reader.epoch == 1  # nobody has asked for one more
+        assert reader.state_dict()["epoch"] == reader.epoch == 1  # no further one was requested
         assert [*batches] == []
         # training is behind: the loop that ended counts
         position = reader.state_dict(steps=1)["position"]

@@ -18,7 +18,7 @@ from farandole.job.config import Placement
 
 
 class Seen:
-    """The ranks of a host, of which some have ended."""
+    """The ranks of a host, some of them ended."""
 
     def __init__(self, job: str, ended: Sequence[int] = ()) -> None:
         self.job, self._ended = job, list(ended)

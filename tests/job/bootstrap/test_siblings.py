@@ -41,7 +41,7 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
-    """With two tasks, one of which runs in a shell."""
+    """A simulated /proc with two tasks, one of them in a shell."""
     monkeypatch.setattr(siblings, "GONE", 0.0)
     made = Proc(tmp_path)
     made.add(1, 0, "init")
@@ -133,7 +133,7 @@ class TestProcesses:
 
 
 class Ended:
-    """Siblings of which some have ended."""
+    """Siblings, some of them ended."""
 
     def __init__(self, *ranks: int) -> None:
         self._ranks = list(ranks)
@@ -172,7 +172,7 @@ class Unreached:
 def test_all_hear_of_a_rank_that_ended_before_init(
     seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any rank may see it; no rank is told that a driver has ended."""
+    """Any rank may see it; the driver is not reported as ended."""
     cluster = Unreached()
     cluster.seen = {0: Ended(), 2: Ended(), seen: Ended(1, 2)}
     told: dict[int, str] = {}

@@ -152,7 +152,7 @@ class TwoHosts:
         own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         # Open MPI's daemons name folders by their numbers, which are the same on hosts that are
-        # made anew
+        # recreated
         session = {"PRTE_MCA_prte_tmpdir_base": str(folder)}
         return subprocess.run(
             made[0].command(*command),

@@ -74,7 +74,7 @@ FLAGS = [
     "--log-without-timestamp",
 ]
 
-# Names that users of Horovod set in their scripts; they must go on working.
+# Names that users of Horovod set in their scripts; they must keep working.
 HOROVOD = {
     "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold", "1024", 1024),
     "HOROVOD_CYCLE_TIME": ("cycle_time", "3.5", 3.5),

@@ -178,7 +178,7 @@ def test_changes_between_two_answers(before: Hosts, after: Hosts, change: int) -
 
 
 class Answers:
-    """A discovery that gives prepared answers in order, and then the last one for ever."""
+    """A discovery that gives prepared answers in order, and then repeats the last one."""
 
     def __init__(self, *answers: Hosts | Exception) -> None:
         self.answers = list(answers)
@@ -304,5 +304,5 @@ def test_settings_choose_the_discovery(
 def test_the_mpi_operators_script(
     lines: str, expected: Hosts, script: Callable[[str], str]
 ) -> None:
-    """The MPI operator rewrites ``/etc/mpi/discover_hosts.sh`` when pods come and go."""
+    """The MPI operator rewrites ``/etc/mpi/discover_hosts.sh`` when pods are lost or added."""
     assert ScriptDiscovery(script(lines), slots=2).find() == expected

@@ -81,7 +81,7 @@ class World(Job):
         return {each for each in self.alive if self.hosts.get(each) not in self.silent}
 
     def end(self, process: int, ok: bool = False) -> None:
-        """End a process; behind a partition it goes on, and its end is not seen."""
+        """End a process; behind a partition it continues, and its end is not seen."""
         if self.hosts.get(process) in self.silent:
             self.stopped.add(process)
         else:

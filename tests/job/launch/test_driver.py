@@ -20,7 +20,7 @@ from tests.kits.messages import mentions
 pytestmark = pytest.mark.slow
 
 PY = sys.executable
-# Writes its pid, so that the test knows when it runs, and then works for ever.
+# Writes its pid, so that the test knows when it runs, and then works forever.
 SLEEPER = """
 import os, sys, time
 path = os.path.join(sys.argv[1], f"rank{os.environ['HOROVOD_RANK']}.pid")

@@ -120,7 +120,7 @@ def test_parameter_servers_and_background_averaging(two: Hosts) -> None:
         0,
         ["[0]<stdout>:60.0 60.0", "[1]<stdout>:60.0 60.0"],
     ), err
-    alone = PROGRAM.replace("step == 5", "0")  # on the driver's host; nobody ends it
+    alone = PROGRAM.replace("step == 5", "0")  # on the driver's host; no driver ends it
     status, out, err = run(two, *words, "--strategy", "ps_async", sys.executable, "-c", alone, "30")
     assert (status, sorted(out.splitlines())) == (
         0,

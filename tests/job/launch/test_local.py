@@ -133,7 +133,7 @@ def test_ranks_that_are_asked_to_end_are_asked_once(jobs: Marked) -> None:
         for worker in (*workers, *workers):
             worker.terminate()
         seen = [os.read(worker.stdout or 0, 6) for worker in workers]
-        workers[0].signal(signal.SIGUSR1)  # the reaper has done what it was told before
+        workers[0].signal(signal.SIGUSR1)  # the reaper has done the earlier request
         assert wait_until(lambda: workers[0].poll() is not None)
         assert seen == [b"asked\n"] * 2
         os.set_blocking(workers[1].stdout or 0, False)

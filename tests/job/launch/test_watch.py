@@ -99,7 +99,7 @@ def test_ranks_that_lose_terminated_ranks_are_not_reported() -> None:
     streams = OutputStreams(3, out, err)
 
     def lost(first: Played) -> None:
-        """Rank 0 ends, and rank 1 sees it before it is told itself."""
+        """Rank 0 ends, and rank 1 sees it before the driver ends rank 1."""
         error = PeerLostError("rank 0 was lost", 0)
         store.receive(keys.outcome(1), Outcome.of(error).to_bytes())
         text = (

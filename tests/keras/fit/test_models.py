@@ -233,7 +233,9 @@ def test_a_process_set_trains_by_itself(backend: str) -> None:
         model.compile(
             hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine), p.loss()
         )
-        model.fit(x[: 8 + 4 * rank], y[: 8 + 4 * rank], batch_size=4, verbose=0)  # not equally many
+        model.fit(
+            x[: 8 + 4 * rank], y[: 8 + 4 * rank], batch_size=4, verbose=0
+        )  # different numbers
         return p.weights(model)
 
     zero, one, two = on(backend, 3, train, dynamic_process_sets=True)

@@ -26,7 +26,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
             optimizer = hvd.DistributedOptimizer(
                 kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
             )
-            for number in (1.0, 3.0, 4.0, None):  # None: what was added up before counts
+            for number in (1.0, 3.0, 4.0, None):  # None: the gradients accumulated before count
                 gradient = None if number is None else tf.constant((rank + 1.0) * number)
                 optimizer.apply_gradients([(gradient, weight)])
                 results.append(float(weight.numpy()))

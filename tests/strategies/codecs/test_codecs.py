@@ -244,7 +244,7 @@ def test_sign_with_momentum_votes_by_the_momentum(size: int) -> None:
     for number, got in enumerate(ranks(size, body)[0]):
         for place, votes in got.items():
             if len(lacking.get(number, {}).get(place, ())) == size:
-                continue  # nobody sees this result
+                continue  # this result is dropped
             for rank in range(size):
                 own = momentum[rank][place]
                 own[:] = np.float32(0.9) * own + np.float32(1 - 0.9) * given(rank, number, place)

@@ -47,11 +47,9 @@ def take_turns(
     from farandole.core.gossip import peer_group
 
     step, patience = 0, peer_group.BUSY
-    peer_group.BUSY = (
-        30.0  # nobody goes on to another neighbour while one comes to the end of an average
-    )
+    peer_group.BUSY = 30.0  # no rank begins the next average while another ends one
     for place, turn in enumerate(ORDER):
-        # nobody is at the end of an average of all: others would meet the weights of before
+        # no rank is at the end of an average of all: others would get earlier weights
         hvd.barrier()
         if turn == rank:
             step += 1
@@ -236,7 +234,7 @@ def test_averages_stay_where_weights_are_added() -> None:
             step()
 
         grow()
-        weights[0] = weights[1] * 2  # a weight of the same shape stands in its place
+        weights[0] = weights[1] * 2  # a weight of the same shape is in its place
         kept.moved([None, 1])
         step()
         kept.average(weights)

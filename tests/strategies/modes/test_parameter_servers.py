@@ -44,7 +44,7 @@ def test_asynchronous_ranks_are_their_model() -> None:
             weights = [np.ones(shape) for shape in SHAPES]
             exchange = WeightExchange("test", GradientOptions(codec=codec), strategy)
             slots, step = exchange.slots(weights), 0
-            # all have found each other to be alike: from now on each goes by itself
+            # all ranks have found their strategies equal: from now on each trains alone
             exchange.average([np.zeros(1)])
             for place, turn in enumerate(ORDER):
                 if turn == rank:
@@ -181,7 +181,7 @@ def test_synchronous_ranks_step_together_also_after_a_join() -> None:
                 assert np.isclose(statistics[0][0], np.mean(here) - 1) or number
             hvd.join()
             for weight in weights:
-                weight += rank == 0  # what nobody has pushed yet
+                weight += rank == 0  # not pushed yet
             exchange.average(weights, slots, statistics=statistics)
             want = round(float(hvd.broadcast(weights[0][:1], 2)[0]), 6)
             assert np.allclose(weights[0], want)
@@ -201,8 +201,8 @@ def test_statistics_of_stopped_ranks_do_not_come_back() -> None:
             exchange = WeightExchange("test", GradientOptions(), strategy)
             weights, statistics = [np.zeros(2)], [np.zeros(1, dtype=np.float32)]
             slots, last = exchange.slots(weights), 0.0
-            exchange.average([np.zeros(1)])  # all have found each other to be alike
-            # one after the other, where nobody waits
+            exchange.average([np.zeros(1)])  # all ranks have found their strategies equal
+            # one after the other if no rank waits
             for turn in [rank] if strategy.sync else range(3):
                 for step in range(1, 4 * rank + 4) if turn == rank else ():
                     weights[0] += 1
@@ -363,7 +363,7 @@ def test_leaving_while_handling_an_exception_is_no_failure() -> None:
         except KeyError:
             context.shutdown()
         assert parameter_servers._kept == [served], "until it is known whether this process fails"
-        served.close(False)  # when all have said bye
+        served.close(False)  # after all goodbyes
         parameter_servers._kept.clear()
 
     job(2, fn, store=True)

@@ -83,7 +83,7 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
     os.environ["TEMP_DIR"], module.Barrier.barrier_id = str(folder), 0
     torch.manual_seed(0)
     random.seed(0)
-    module.INIT_METHOD = f"file://{folder}/again"  # for those that begin anew
+    module.INIT_METHOD = f"file://{folder}/again"  # for restarted tests
     # else they look for the events that Gloo gives PyTorch's profiler
     module.PROFILING_SUPPORTED_BACKENDS = []
     ranks = int(os.environ["WORLD_SIZE"])

@@ -155,7 +155,7 @@ def test_backward_may_ask_whether_a_call_is_done() -> None:
 
 
 def futures_of_awaited_calls(rank: int) -> None:
-    """On 2 ranks. Those of other calls during backward are complete at its end."""
+    """On 2 ranks. Futures of other calls during backward are complete at its end."""
     import torch
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel

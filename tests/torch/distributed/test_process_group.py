@@ -44,7 +44,7 @@ def work_and_messages(rank: int) -> None:
         received.wait()
         sent.wait()
         assert (taken == other).all()
-    # Tags: received in another order than sent; of one tag in order.
+    # Tags: received in a different order; messages of one tag in order.
     if rank == 0:
         for tag, value in ((7, 1.0), (8, 2.0), (7, 3.0)):
             dist.send(torch.full((300_000,), value), 1, tag=tag)

@@ -21,8 +21,8 @@ from tests.run_job import job
 
 
 def train(ranks: int, folder: Path, steps: int) -> tuple[list[Any], str]:
-    """Return what each rank has at the begin and at the end of ``steps`` more commits, and rank 0's
-    messages.
+    """Return each rank's state at the beginning and at the end of ``steps`` more commits, and rank
+    0's messages.
     """
 
     def body(rank: int) -> Any:

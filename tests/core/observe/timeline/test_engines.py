@@ -141,7 +141,7 @@ def test_several_files_one_after_the_other(tmp_path: Path) -> None:
             if transport.rank == 0:
                 timeline.start(str(tmp_path / f"t{turn}.json"))
             engine.run([entry(f"inside{turn}", np.ones(2, np.float32))])
-            if transport.rank == 0 and turn != 1:  # starting again ends the one before
+            if transport.rank == 0 and turn != 1:  # starting again ends the previous one
                 timeline.stop()
                 timeline.stop()
         engine.run([entry("meet", np.zeros(0, np.float32), Kind.BARRIER)])
