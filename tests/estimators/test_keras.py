@@ -299,10 +299,10 @@ def test_gradients_of_several_batches_make_a_step(
         weights(both.getModel()), weights(whole.getModel()), rtol=1e-4, atol=1e-6
     )
     assert not np.allclose(weights(both.getModel()), weights(one.getModel()), rtol=1e-3)
-    trainer._tell_left(3, 10)
+    trainer._warn_of_remainder(3, 10)
     assert mentions(caplog.text, "1", "gradients", "backward_passes_per_step=3")
     caplog.clear()
-    trainer._tell_left(3, 9)
+    trainer._warn_of_remainder(3, 9)
     assert caplog.text == ""
 
 

@@ -299,7 +299,7 @@ def test_a_systemd_that_refuses_a_scope_leaves_a_supervisor(
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setattr(wake, "_survivor", lambda: ["sh", "-c", wake._IN_SCOPE, "sh"])
+    monkeypatch.setattr(wake, "_systemd_prefix", lambda: ["sh", "-c", wake._IN_SCOPE, "sh"])
     wake.start(home)
     deadline = time.monotonic() + 20
     while not wake.wake(home) and time.monotonic() < deadline:

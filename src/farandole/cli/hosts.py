@@ -221,11 +221,15 @@ def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
                 ]
             )
     return "\n".join(
-        [_columns(rows), *(["", _columns(ways)] if len(ways) > 1 else []), *_doubts(found)]
+        [
+            _columns(rows),
+            *(["", _columns(ways)] if len(ways) > 1 else []),
+            *_risky_differences(found),
+        ]
     )
 
 
-def _doubts(found: Mapping[str, Any]) -> list[str]:
+def _risky_differences(found: Mapping[str, Any]) -> list[str]:
     """Return differences between the hosts that may cause failures."""
     facts = found["hosts"]
     lines = []

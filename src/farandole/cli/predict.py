@@ -214,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
 
     model = _model(options.model, {name: given.pop(name) for name in ("signature", "trust_pickle")})
     try:
-        with _tidy():
+        with _end_on_signals():
             done = predict_parquet(
                 model,
                 options.input,
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _tidy() -> Iterator[None]:
+def _end_on_signals() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C, which removes temporary and incomplete files."""
 
     def end(number: int, _: object) -> None:

@@ -89,7 +89,7 @@ class DistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's indices, from the position of the last ``reset`` on."""
-        rank, size = self._deal()
+        rank, size = self._divide()
         if self._told is None and type(self) is not ElasticSampler:
             refuse_shares(type(self).__name__)
         count, base, left, epoch = self._count(), self._base, self.length - self._base, self.epoch
@@ -101,7 +101,7 @@ class DistributedSampler:
 
     def __len__(self) -> int:
         """Return the number of samples that this rank takes until the epoch ends."""
-        self._deal()
+        self._divide()
         return self._count()
 
     # Progress of the training.
@@ -119,13 +119,13 @@ class DistributedSampler:
         """Record batch ``batch_idx``, counted from 0 at the last ``reset``, as done on all ranks,
         with ``batch_size`` samples each.
         """
-        _, size = self._deal()
+        _, size = self._divide()
         done = self._base + min((batch_idx + 1) * batch_size, self._count()) * size
         self.position = max(self.position, min(done, self.length))
 
     def record_indices(self, indices: Sequence[int]) -> None:
         """Record ``len(indices)`` more samples as done on every rank."""
-        _, size = self._deal()
+        _, size = self._divide()
         self.position = min(self.position + len(indices) * size, self.length)
 
     def reset(self) -> None:
@@ -164,7 +164,7 @@ class DistributedSampler:
         the batch of all ranks, each sample once: use a loss per sample (``reduction="none"``), and
         Average. Without padding all weights are 1 / batch size.
         """
-        rank, size = self._deal()
+        rank, size = self._divide()
         steps = np.arange(
             batch_idx * batch_size, min((batch_idx + 1) * batch_size, self._count()), dtype=np.int64
         )
@@ -186,7 +186,7 @@ class DistributedSampler:
         left, size = self.length - self._base, self._dealt[1]
         return left // size if self.even == "drop" else -(-left // size)
 
-    def _deal(self) -> tuple[int, int]:
+    def _divide(self) -> tuple[int, int]:
         """Return rank and size. If they have changed, or ``init()`` was called again, divide the
         remaining samples again.
         """
@@ -280,7 +280,7 @@ class ElasticSampler(DistributedSampler):
         self._record(len(indices))
 
     def _record(self, count: int) -> None:
-        _, size = self._deal()
+        _, size = self._divide()
         shares = self._shares()
         if shares is None:
             self.position = min(self.position + count * size, self.length)
@@ -296,7 +296,7 @@ class ElasticSampler(DistributedSampler):
 
     def _shares(self) -> Shares | None:
         """Return this rank's shares of a fixed global batch; None without one."""
-        rank, size = self._deal()
+        rank, size = self._divide()
         total = context.shares()
         return block(rank, size, total) if total else None
 
@@ -349,11 +349,11 @@ class ElasticSampler(DistributedSampler):
 
     @property
     def rank(self) -> int:
-        return self._deal()[0]
+        return self._divide()[0]
 
     @property
     def num_replicas(self) -> int:
-        return self._deal()[1]
+        return self._divide()[1]
 
     @property
     def num_samples(self) -> int:

@@ -81,16 +81,16 @@ class Batches:
     @property
     def of_rank(self) -> int:
         """The number of this rank's rows in an epoch that begins with the first rows."""
-        deal = self._from_the_first()
-        whole, rest = divmod(len(self), deal.count)
-        return whole * deal.rows + sum(deal[step].rows for step in range(rest))
+        steps = self._epoch_steps()
+        whole, rest = divmod(len(self), steps.count)
+        return whole * steps.rows + sum(steps[step].rows for step in range(rest))
 
     def lengths(self) -> list[int]:
         """The lengths of this rank's batches in an epoch that begins with the first rows."""
-        deal = self._from_the_first()
-        return [max(deal[step % deal.count].rows, 1) for step in range(len(self))]
+        steps = self._epoch_steps()
+        return [max(steps[step % steps.count].rows, 1) for step in range(len(self))]
 
-    def _from_the_first(self) -> Steps:
+    def _epoch_steps(self) -> Steps:
         return self._steps(self._data.rows)
 
     def _steps(self, left: int) -> Steps:
@@ -115,7 +115,7 @@ class Batches:
             self._reader.load_state_dict(self._next)
         left = len(self)
         while left:
-            self._next, deal, done = None, self._deal(), 0
+            self._next, steps, done = None, self._remaining_steps(), 0
             with contextlib.closing(iter(self._reader)) as batches:
                 for arrays in batches:
                     done += 1
@@ -124,7 +124,7 @@ class Batches:
                     # another batch
                     if last:
                         self._next = self._reader.state_dict(done)
-                    yield self._batch(arrays, deal[done - 1])
+                    yield self._batch(arrays, steps[done - 1])
                     if last:
                         return
             left -= done
@@ -155,7 +155,7 @@ class Batches:
         """Start the next loop at the first rows."""
         self._next = {**self._reader.state_dict(0), "epoch": 0, "position": 0}
 
-    def _deal(self) -> Steps:
+    def _remaining_steps(self) -> Steps:
         return self._steps(self._data.rows - self._reader.position)
 
     def _batch(self, arrays: Mapping[str, Array], step: BatchRows) -> Batch:

@@ -97,7 +97,7 @@ class Progress:
             self._first = checkpoint.epoch + 1
             self._steps = checkpoint.steps
             self._compare(checkpoint.fingerprint)
-            self._tell_more()
+            self._warn_of_extra_epochs()
         self._began = self._epoch_began = time.monotonic()
         return checkpoint
 
@@ -138,7 +138,7 @@ class Progress:
                 changes,
             )
 
-    def _tell_more(self) -> None:
+    def _warn_of_extra_epochs(self) -> None:
         """Warn if the checkpoint has more epochs than requested."""
         if self._first > self._spec.epochs and self._rank == 0:
             logger.warning(

@@ -188,13 +188,16 @@ def _rate(predict: Predictor, columns: Sequence[Any], predict_options: PredictOp
         rows += sum(
             len(each)
             for each in predictions(
-                _once(columns, predict_options.batch_size), predict, predict_options, "the sample"
+                _sample_batch(columns, predict_options.batch_size),
+                predict,
+                predict_options,
+                "the sample",
             )
         )
     return rows / (time.perf_counter() - began)
 
 
-def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def _sample_batch(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """Yield one batch of the sample's rows, repeating a sample that is too short."""
     rows = len(columns[0])
     yield [

@@ -125,10 +125,10 @@ def _parts(content: bytes) -> dict[str, bytes]:
         return {"content": _without_numbers(content)}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = sorted(name for name in archive.namelist() if not name.endswith(_CHANGING))
-        return {name: _steady(name, archive.read(name)) for name in names}
+        return {name: _normalized(name, archive.read(name)) for name in names}
 
 
-def _steady(name: str, content: bytes) -> bytes:
+def _normalized(name: str, content: bytes) -> bytes:
     """Return a file of an archive without the differences between equal models."""
     if name.endswith("pkl"):
         return _without_numbers(content)

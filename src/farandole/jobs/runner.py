@@ -118,7 +118,7 @@ class _Runner:
             folder.change(RunState.FINALIZING)
             outputs.collect(folder)
             if state is not RunState.FAILED:
-                for text in workplaces.left_behind(folder):
+                for text in workplaces.lost_files(folder):
                     folder.record("warning", text=text)
                 workplaces.discard(folder)
             if state is RunState.COMPLETED:

@@ -41,7 +41,7 @@ def prepare(folder: RunFolder, nodes: int) -> None:
             os.symlink(outputs, own)
 
 
-def left_behind(folder: RunFolder) -> list[str]:
+def lost_files(folder: RunFolder) -> list[str]:
     """Return messages about files that are lost with the working directories: files written outside
     of ``outputs``, and files in ``TMPDIR``.
     """

@@ -114,7 +114,7 @@ class RunRows:
                 self._publish(list(index.runs()), every=True)
             while not self._over.is_set():
                 with contextlib.suppress(*_PASSING):
-                    self._look(index)
+                    self._scan(index)
                 self._ready.set()
                 self._over.wait(0 if self._without_metrics else LOOK)
         finally:
@@ -128,7 +128,7 @@ class RunRows:
             self._over.wait(LOOK)
         return None
 
-    def _look(self, index: Index) -> None:
+    def _scan(self, index: Index) -> None:
         """Find new, changed and deleted runs."""
         signature = self._folders()
         if signature != self._signature:

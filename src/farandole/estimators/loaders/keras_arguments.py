@@ -105,7 +105,7 @@ def _configured(keras: Any, name: str, value: Any) -> Configured | Stateful:
         if is_own(each):
             custom.update(dict.fromkeys(names_of(keras, each), each))
     try:
-        with _named_apart(functions) as named:
+        with _uniquely_named(functions) as named:
             custom.update(named)
             config = (
                 keras.optimizers.serialize(value)
@@ -127,7 +127,7 @@ def _configured(keras: Any, name: str, value: Any) -> Configured | Stateful:
 
 
 @contextlib.contextmanager
-def _named_apart(functions: list[Any]) -> Iterator[dict[str, Any]]:
+def _uniquely_named(functions: list[Any]) -> Iterator[dict[str, Any]]:
     """Give functions unique names within the context, and yield them by these names: a
     configuration contains only a function's name, or a lambda's code without its variables.
     """

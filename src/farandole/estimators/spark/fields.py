@@ -19,7 +19,7 @@ def field_of(frame: Any, name: str) -> Any:
     return matching[0] if len(matching) == 1 else None
 
 
-def unfound(frame: Any, what: str, name: str) -> DataError:
+def field_error(frame: Any, what: str, name: str) -> DataError:
     """Return the error for a column for which ``field_of`` returned None."""
     fold = str if case_sensitive(frame) else str.lower
     same = [other for other in frame.columns if fold(other) == fold(name)]

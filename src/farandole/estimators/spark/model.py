@@ -15,7 +15,7 @@ from farandole.data.spark_names import quote
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.spark.classification import PARAMS as CLASSES
 from farandole.estimators.spark.classification import ClassColumns
-from farandole.estimators.spark.fields import field_of, unfound
+from farandole.estimators.spark.fields import field_error, field_of
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
@@ -80,7 +80,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
         for name in features:
             if field_of(dataset, name) is None:
-                raise unfound(dataset, "Feature", name)
+                raise field_error(dataset, "Feature", name)
         self._check_texts(dataset, features)
         outputs = self.getOutputCols()
         if len(outputs) != len(labels):

@@ -13,7 +13,7 @@ from farandole.data.spark_names import quote, spark_url
 from farandole.errors import DataError, counted
 from farandole.estimators import row_weights
 from farandole.estimators.nonfinite import KINDS, warn_nonfinite
-from farandole.estimators.spark.fields import field_of, unfound
+from farandole.estimators.spark.fields import field_error, field_of
 from farandole.estimators.spec import Columns
 
 _TEXT = "convert it to indices first (StringIndexer), or drop it"
@@ -26,7 +26,7 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
     for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
         for name in chosen:
             if name not in fields:
-                raise unfound(frame, what, name)
+                raise field_error(frame, what, name)
     if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
         raise DataError(
             f"sample_weight_col={columns.weight!r} is not a column of numbers in the DataFrame"
@@ -76,7 +76,7 @@ def check_sides(frame: Any, name: str) -> None:
     """Raise DataError unless the column can select the rows for validation."""
     field = field_of(frame, name)
     if field is None:
-        raise unfound(frame, "Validation", name)
+        raise field_error(frame, "Validation", name)
     if not isinstance(field.dataType, T.NumericType | T.BooleanType | T.StringType):
         raise DataError(
             f"validation column {name!r} has type {field.dataType.simpleString()}, but must be a"

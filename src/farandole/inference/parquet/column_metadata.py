@@ -53,7 +53,7 @@ def described(files: Sequence[Any], schema: Any) -> dict[str, Field]:
         for field in _fields((file.metadata.metadata or {}).get(SPARK)):
             name = field["name"]
             there = name not in fields and name in own.names and name in schema.names
-            if there and _alike(own.field(name).type, schema.field(name).type):
+            if there and _same_type(own.field(name).type, schema.field(name).type):
                 fields[name] = field
     return fields
 
@@ -82,7 +82,7 @@ def _fields(text: bytes | None) -> list[Field]:
         return []
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _same_type(one: Any, other: Any) -> bool:
     """Return whether Spark's descriptions of two columns are equal."""
     try:
         return bool(_type(one) == _type(other))

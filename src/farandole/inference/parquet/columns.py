@@ -47,7 +47,7 @@ def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
     return list(names)
 
 
-def _once(names: list[str], option: str, cure: str) -> list[str]:
+def _unique(names: list[str], option: str, cure: str) -> list[str]:
     """Return ``names``. Raises SettingsError for a duplicate."""
     if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
         raise SettingsError(f"{option} names {doubled[0]!r} twice. To fix this, {cure}")
@@ -60,7 +60,7 @@ def input_columns(inputs: str | Sequence[str] | None, schema: Any, key: str | No
         _known([key], schema, "key")
     if inputs is not None:
         names = _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
-        return _once(names, "inputs", "name it once, and use it twice in the model")
+        return _unique(names, "inputs", "name it once, and use it twice in the model")
     others = [field for field in schema if field.name != key]
     arrays = [field for field in others if pa.types.is_nested(field.type)]
     chosen = others if len(others) == 1 else arrays
@@ -100,4 +100,4 @@ def output_names(
 def kept_columns(keep: Sequence[str] | None, schema: Any) -> list[str]:
     """Return the input columns to copy to the output: all, unless ``keep`` names some."""
     names = _known(schema.names if keep is None else keep, schema, "keep")
-    return _once(names, "keep", "name it once")
+    return _unique(names, "keep", "name it once")

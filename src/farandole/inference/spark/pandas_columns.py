@@ -140,7 +140,7 @@ def _struct(columns: Any) -> Any:
 
 def to_pandas(array: Any) -> Any:
     """Return the result of a pandas function for Spark: a Series, and for structs a DataFrame."""
-    series, frame = _as_they_are()
+    series, frame = _arrow_backed()
 
     def made(each: Any) -> Any:
         return series(each.to_pandas(types_mapper=require("pandas", _PURPOSE).ArrowDtype))
@@ -153,7 +153,7 @@ def to_pandas(array: Any) -> Any:
 
 
 @functools.cache
-def _as_they_are() -> tuple[Any, Any]:
+def _arrow_backed() -> tuple[Any, Any]:
     """Return Series and DataFrame classes that keep Arrow's arrays until Spark receives them.
 
     Arrow's arrays distinguish null from NaN, and have integers next to null. Spark would otherwise

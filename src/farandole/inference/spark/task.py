@@ -67,7 +67,7 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     options = predict_options(job, len(first) // 2 if masked else len(first), threads)
     execution = Execution(threads, job.device or device_of(context))
     predict = open_model(job.model, execution, _folder(), lambda: _content(content))
-    _spare_the_collector(job.model.digest)
+    _freeze_objects(job.model.digest)
     arrow = isinstance(first[0], require("pyarrow", _PURPOSE).Array)
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
@@ -131,7 +131,7 @@ def _content(content: Any) -> bytes:
     return data
 
 
-def _spare_the_collector(digest: str) -> None:
+def _freeze_objects(digest: str) -> None:
     """Exempt a framework's objects from garbage collection.
 
     Spark's daemon collects garbage after each task, and would visit every object of a framework

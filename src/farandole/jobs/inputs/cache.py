@@ -72,7 +72,7 @@ class InputCache:
 
     @staticmethod
     def _listed(system: Any, path: str, source: InputSource) -> list[RemoteFile]:
-        return _patiently(lambda: listing(system, path, source))
+        return _with_retries(lambda: listing(system, path, source))
 
     def _lock(self, entry: str, source: InputSource, folder: RunFolder) -> int:
         """Lock an entry and return the descriptor: shared if the entry is complete, otherwise
@@ -120,7 +120,7 @@ class InputCache:
             for file in files:
                 target = os.path.join(data, file.name)
                 make_private(os.path.dirname(target))
-                _patiently(functools.partial(system.get_file, file.path, target))
+                _with_retries(functools.partial(system.get_file, file.path, target))
                 self._check_size(source, file, os.path.getsize(target))
                 os.chmod(target, 0o400)
                 progress.add(os.path.getsize(target))
@@ -274,7 +274,7 @@ def _key(source: InputSource, files: list[RemoteFile], folder: RunFolder) -> str
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 
-def _patiently(action: Callable[[], T]) -> T:
+def _with_retries(action: Callable[[], T]) -> T:
     """Return the result of ``action``, with further attempts after connection errors."""
     pause = _PAUSE
     for attempt in range(1, _TRIES + 1):

@@ -56,7 +56,7 @@ def full_source(spec: InputSpec) -> str:
     return full if full and without_credentials(full) == spec.source else spec.source
 
 
-def lacking(spec: InputSpec) -> str:
+def missing_variable(spec: InputSpec) -> str:
     """Return the missing variable for an input's full URL; empty if none is needed."""
     hidden = _HIDDEN in spec.source and without_credentials(spec.source) == spec.source
     return _PREFIX + spec.name if hidden and full_source(spec) == spec.source else ""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from farandole.base.optional import require
 from farandole.errors import RunError, SettingsError
 from farandole.job.runs.spec import InputSpec
-from farandole.jobs.inputs.credentials import lacking, without_credentials
+from farandole.jobs.inputs.credentials import missing_variable, without_credentials
 
 _PATTERN = re.compile(r"[*?\[]")
 # The package that fsspec needs for a scheme. Other schemes need none, or name it in their errors.
@@ -86,7 +86,7 @@ def check_source(spec: InputSpec) -> None:
         raise SettingsError(
             f"the input {spec.name!r} with mode 'path' needs a local path, not {shown}; use 'mount'"
         )
-    if variable := lacking(spec):
+    if variable := missing_variable(spec):
         raise SettingsError(
             f"the credentials of the input {spec.name!r} ({shown}) are not stored with a run; set"
             f" {variable} to its full URL"

@@ -74,7 +74,7 @@ def select_all(snapshot: str) -> SourceScan:
 
 def write(found: SourceScan, into: str, home: RunsHome) -> Snapshot:
     """Copy the selected files to the new folder ``into``. Raises OSError, as on a full disk."""
-    warnings = _left_out(found)
+    warnings = _exclusion_notes(found)
     digest, changing = _copy(found, into, home)
     if changing:
         warnings.append(
@@ -85,7 +85,7 @@ def write(found: SourceScan, into: str, home: RunsHome) -> Snapshot:
     return Snapshot(digest, len(found.files), size, found.rules, tuple(warnings))
 
 
-def _left_out(found: SourceScan) -> list[str]:
+def _exclusion_notes(found: SourceScan) -> list[str]:
     """Return messages about files that the snapshot lacks although no rule excludes them."""
     messages = []
     if found.secrets:

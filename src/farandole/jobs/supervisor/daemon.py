@@ -78,7 +78,7 @@ class RunSupervisor:
         for folder in spool.entries(self.home):
             if folder.run_id not in self._waiting and folder.run_id not in self._active:
                 self._guarded(folder, self._admit)
-        self._look_after_active()
+        self._supervise_active()
         for _, folder in list(self._waiting.values()):
             if folder.requested(CANCEL) is not None:
                 self._guarded(folder, self._cancel_waiting)
@@ -112,7 +112,7 @@ class RunSupervisor:
         try:
             action(folder, *arguments)  # type: ignore[operator]
         except OSError as error:
-            self._note_obstacle(folder.run_id, error)
+            self._log_once(folder.run_id, error)
         except Exception as error:
             _log(f"run {folder.run_id}: {traceback.format_exc()}")
             with contextlib.suppress(Exception):
@@ -121,7 +121,7 @@ class RunSupervisor:
                 self._forget(folder)
             self._update(folder)
 
-    def _note_obstacle(self, subject: str, error: Exception) -> None:
+    def _log_once(self, subject: str, error: Exception) -> None:
         """Log an error once, even if it recurs in every step."""
         text = f"{type(error).__name__}: {error}"
         if self._obstacles.get(subject) != text:
@@ -208,14 +208,14 @@ class RunSupervisor:
         try:
             return None if folder is None else folder.state()
         except (RunError, OSError, ValueError) as error:
-            self._note_obstacle(run_id, error)
+            self._log_once(run_id, error)
             return RunState.QUEUED  # the run's folder may become readable again
 
     def _limit(self, experiment: str) -> int:
         try:
             return self.home.limit(experiment)
         except (RunError, OSError, ValueError, TypeError) as error:
-            self._note_obstacle(f"the limit of {experiment}", error)
+            self._log_once(f"the limit of {experiment}", error)
             return 0
 
     def _target(self, name: str) -> RunTarget:
@@ -258,7 +258,7 @@ class RunSupervisor:
 
     # --- active runs
 
-    def _look_after_active(self) -> None:
+    def _supervise_active(self) -> None:
         by_target: dict[str, list[_Attempt]] = {}
         for attempt in self._active.values():
             by_target.setdefault(attempt.spec.target, []).append(attempt)
@@ -266,12 +266,12 @@ class RunSupervisor:
             try:
                 presences = self._target(name).presence([each.ticket for each in group])
             except Exception as error:  # the target's definition was deleted, or is damaged
-                self._note_obstacle(f"the target {name}", error)
+                self._log_once(f"the target {name}", error)
                 presences = [Presence("present")] * len(group)
             for attempt, presence in zip(group, presences, strict=True):
-                self._guarded(attempt.folder, self._look_after, attempt, presence)
+                self._guarded(attempt.folder, self._supervise, attempt, presence)
 
-    def _look_after(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
+    def _supervise(self, folder: RunFolder, attempt: _Attempt, presence: Presence) -> None:
         if not folder.exists():
             if self._is_deleted(folder):
                 self._target(attempt.spec.target).cancel(attempt.ticket, 0.0)
@@ -385,12 +385,12 @@ class RunSupervisor:
                 self._index = Index(self.home)
             self._index.update(folder)
         except sqlite3.Error as error:  # a full disk, or a damaged file, which is rebuilt
-            self._note_obstacle("the index", error)
+            self._log_once("the index", error)
             with contextlib.suppress(sqlite3.Error):
                 self.close()
             self._index = None
         except (RunError, OSError, KeyError, TypeError, ValueError) as error:
-            self._note_obstacle(folder.run_id, error)
+            self._log_once(folder.run_id, error)
 
 
 def main() -> int:
@@ -402,17 +402,17 @@ def main() -> int:
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    bell = _bell(home)
+    wake_socket = _wake_socket(home)
     supervisor = RunSupervisor(home)
     try:
         while True:
             if not supervisor.step() and supervisor.idle_seconds >= IDLE_EXIT:
-                bell.close()  # from this point, a submission starts another supervisor
+                wake_socket.close()  # from this point, a submission starts another supervisor
                 if not supervisor.step():
                     return 0
-                bell = _bell(home)
+                wake_socket = _wake_socket(home)
             _reap()
-            _sleep(bell, supervisor.pause)
+            _sleep(wake_socket, supervisor.pause)
     finally:
         supervisor.close()
 
@@ -434,26 +434,26 @@ def _lock(lock: int, home: RunsHome) -> bool:
         time.sleep(0.02)
 
 
-def _bell(home: RunsHome) -> socket.socket:
+def _wake_socket(home: RunsHome) -> socket.socket:
     """Return the socket on which messages wake the supervisor."""
-    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    wake_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with socket_address(home) as path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # left by a killed supervisor, because this process holds the lock
         mask = os.umask(0o077)
         try:
-            bell.bind(path)
+            wake_socket.bind(path)
         finally:
             os.umask(mask)
-    return bell
+    return wake_socket
 
 
-def _sleep(bell: socket.socket, seconds: float) -> None:
-    bell.settimeout(seconds)
+def _sleep(wake_socket: socket.socket, seconds: float) -> None:
+    wake_socket.settimeout(seconds)
     with contextlib.suppress(TimeoutError, OSError):
-        bell.recv(64)
-        bell.setblocking(False)
-        while bell.recv(64):
+        wake_socket.recv(64)
+        wake_socket.setblocking(False)
+        while wake_socket.recv(64):
             pass
 
 

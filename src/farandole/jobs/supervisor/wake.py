@@ -72,7 +72,7 @@ def start(home: RunsHome) -> None:
     log = os.open(log_path(home), flags, 0o600)
     try:
         process = subprocess.Popen(
-            [*_survivor(), sys.executable, *_SAFE, "-m", "farandole.jobs.supervisor.daemon"],
+            [*_systemd_prefix(), sys.executable, *_SAFE, "-m", "farandole.jobs.supervisor.daemon"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -101,7 +101,7 @@ _IN_SCOPE = f'{_SCOPE} true </dev/null && exec {_SCOPE} "$@"; exec "$@"'
 _SAFE = ["-P"] if sys.version_info >= (3, 11) else []  # import no modules of the user's folder
 
 
-def _survivor() -> list[str]:
+def _systemd_prefix() -> list[str]:
     """Return a prefix that runs a command under the user's systemd; empty if that is impossible."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     lingers = False

@@ -55,7 +55,7 @@ class Controller:
         """Run the sweep to its end and return the best run's facts; None if there is none."""
         more, over = True, False
         while more or len(self._done) < len(self._children):
-            self._look()
+            self._check_runs()
             if not over and self._is_over():
                 over, more = True, False
                 self.cancel()
@@ -90,7 +90,7 @@ class Controller:
         self._search.submitted(child)
         return True
 
-    def _look(self) -> None:
+    def _check_runs(self) -> None:
         """Apply the policy to running runs, and handle the runs that have ended."""
         histories = {run_id: self._history(child) for run_id, child in self._children.items()}
         for run_id, child in self._children.items():

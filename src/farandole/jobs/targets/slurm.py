@@ -133,10 +133,10 @@ class SlurmTarget:
         jobs = [str(ticket.data["job"]) for ticket in tickets]
         fresh = time.monotonic() - self._asked < QUESTION_SECONDS
         if not fresh or not all(job in self._known for job in jobs):
-            self._ask(jobs)
+            self._query(jobs)
         return [self._known.get(job, Presence("present")) for job in jobs]
 
-    def _ask(self, jobs: Sequence[str]) -> None:
+    def _query(self, jobs: Sequence[str]) -> None:
         """Update the presences of the jobs. Has no effect if Slurm does not respond."""
         self._asked = time.monotonic()
         try:

@@ -14,7 +14,7 @@ from farandole.estimators.trainers.keras.rows import Rows
 from farandole.estimators.trainers.keras.state import Rates, saved
 
 
-def noting_of(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
+def recording_callback(keras: Any, training: Training, rows: Rows, rates: Rates) -> Any:
     """Return the callback that records each epoch's values, and ends training."""
     progress = training.progress
     first = progress.first
@@ -93,7 +93,7 @@ class _Exact:
                 self._exact[name] = self._exact.get(name, 0.0) + own * counted
                 self._totals[name] = total
 
-    def everybody(self) -> dict[str, float]:
+    def means_over_ranks(self) -> dict[str, float]:
         """Return the losses over the rows of all ranks."""
         names = sorted(self._exact)
         *totals, counted = sum_over_ranks([*(self._exact[name] for name in names), self._counted])
@@ -126,10 +126,13 @@ def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) 
                 self.validation.add(logs or {}, self.lengths[batch], self.lengths[batch])
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs.update(self.training.everybody())
+            logs.update(self.training.means_over_ranks())
             if self.validation is not None:
                 logs.update(
-                    {f"val_{name}": mean for name, mean in self.validation.everybody().items()}
+                    {
+                        f"val_{name}": mean
+                        for name, mean in self.validation.means_over_ranks().items()
+                    }
                 )
 
     return Losses()

@@ -114,7 +114,7 @@ def slots(optimizer: Any) -> list[Any]:
     return [np.asarray(each) for each in _variables(optimizer)]
 
 
-def go_on(model: Any, values: list[Any]) -> None:
+def resume(model: Any, values: list[Any]) -> None:
     """Resume with the state of an optimizer that has trained this model."""
     if values:
         variables = _made(model)

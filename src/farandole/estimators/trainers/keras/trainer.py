@@ -15,10 +15,10 @@ from farandole.estimators.trainers.base import Training
 from farandole.estimators.trainers.keras.callbacks import given_callbacks
 from farandole.estimators.trainers.keras.check import check
 from farandole.estimators.trainers.keras.compiling import compile_options
-from farandole.estimators.trainers.keras.epochs import losses_by_row, means_of, noting_of
+from farandole.estimators.trainers.keras.epochs import losses_by_row, means_of, recording_callback
 from farandole.estimators.trainers.keras.rows import Rows, indexed, with_shapes
 from farandole.estimators.trainers.keras.seeds import seed_all, seed_layers
-from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
+from farandole.estimators.trainers.keras.state import Rates, load, resume, saved
 
 
 def train(spec: Spec) -> Result | None:
@@ -37,7 +37,7 @@ def train(spec: Spec) -> Result | None:
     if checkpoint is not None:
         load(model, checkpoint.state)
     else:
-        go_on(model, spec.payload["slots"])
+        resume(model, spec.payload["slots"])
     rates.scale()
     for each in spec.payload["callbacks"]:
         if (
@@ -48,7 +48,8 @@ def train(spec: Spec) -> Result | None:
             # as in Horovod
             each.schedule = each.schedule._replace(initial_lr=rates.given * training.factor)
     if training.rank == 0:
-        _tell_left(spec.backward_passes, len(training.batches) * max(spec.epochs - first_epoch, 0))
+        batches = len(training.batches) * max(spec.epochs - first_epoch, 0)
+        _warn_of_remainder(spec.backward_passes, batches)
     rows, held = Rows(training.batches, model, spec, share=True), training.held()
     means = (
         means_of(keras, rows, held)
@@ -57,7 +58,6 @@ def train(spec: Spec) -> Result | None:
     )
     if first_epoch < spec.epochs:
         with given_callbacks(keras, spec, training.rank) as own:
-            noting = noting_of(keras, training, rows, rates)
             # Keras does not count rows there
             graph = packed.backend != "tf_keras" and keras.backend.backend() == "tensorflow"
             by_batch = graph and len(spec.columns.labels) > 1
@@ -68,7 +68,7 @@ def train(spec: Spec) -> Result | None:
                 means,
                 *losses,
                 *own,
-                noting,
+                recording_callback(keras, training, rows, rates),
             ]
             _fit(model, rows, spec, first_epoch, callbacks, held)
     rates.restore()
@@ -132,7 +132,7 @@ def _fit(
         )
 
 
-def _tell_left(passes: int, batches: int) -> None:
+def _warn_of_remainder(passes: int, batches: int) -> None:
     if batches % passes:
         logger.warning(
             "backward_passes_per_step=%s does not divide the %s batches of this training, so the"

@@ -167,7 +167,7 @@ class BatchLoss:
 
 def _matched(output: Any, label: Any, loss: Any) -> Any:
     if is_of_classes(loss) and label.numel() == len(label) and output.numel() != label.numel():
-        _tell_parts(label)
+        _check_class_indices(label)
         return label.reshape(-1).long()
     turned = label.shape[:1] == output.shape[:1] and not fits(label.shape[1:], output.shape[1:])
     if label.numel() == output.numel() and output.is_floating_point() and not turned:
@@ -175,7 +175,7 @@ def _matched(output: Any, label: Any, loss: Any) -> Any:
     return label
 
 
-def _tell_parts(label: Any) -> None:
+def _check_class_indices(label: Any) -> None:
     """Raise DataError for labels that are not class numbers, because long() would silently truncate
     them.
     """

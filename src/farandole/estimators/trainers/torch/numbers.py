@@ -50,7 +50,7 @@ class Numbers:
                 f" {error}"
             ) from error
 
-    def everybody(self) -> dict[str, Any]:
+    def means_over_ranks(self) -> dict[str, Any]:
         """Return the means over the rows of all ranks."""
         *totals, rows = sum_over_ranks([*self._sums.tolist(), self._rows])
         loss, *others = (total / rows for total in totals)

@@ -58,23 +58,23 @@ class TorchTraining(Training):
             backward_passes_per_step=self.spec.backward_passes,
             **self.compression(),
         )
-        self._tell("on_train_begin")
+        self._call_callbacks("on_train_begin")
         for epoch in range(self.progress.first, self.spec.epochs):
             if self._epoch(epoch):
                 break
-        self._tell("on_train_end")
+        self._call_callbacks("on_train_end")
         return self.progress.result(self.weights)
 
     def _epoch(self, epoch: int) -> bool:
         """Train an epoch, and return whether it was the last one."""
         torch.manual_seed(self.seed(epoch))
         self.progress.begin_epoch(epoch, self.spec.backward_passes)
-        self._tell("on_epoch_begin", epoch)
+        self._call_callbacks("on_epoch_begin", epoch)
         training = self._train()
         average_buffers(self.model)
         validation = None if self.validation is None else self._evaluate(self.validation)
         logs = flat({"train": training, "validation": validation})
-        self._tell("on_epoch_end", epoch, logs)
+        self._call_callbacks("on_epoch_end", epoch, logs)
         enough = self.progress.end_epoch(
             epoch, training, validation, self.weights, self.weights, self.batches.state()
         )
@@ -102,7 +102,7 @@ class TorchTraining(Training):
                     weights,
                 )
             numbers.add(batch.rows, one_number(loss), outputs, labels)
-        return numbers.everybody()
+        return numbers.means_over_ranks()
 
     def _evaluate(self, batches: Batches) -> dict[str, Any]:
         self.model.eval()
@@ -116,9 +116,9 @@ class TorchTraining(Training):
                 outputs, labels = self.objective.matched(outputs, labels)
                 loss = self.objective.for_batch(batch.share)(outputs, labels, weights)
                 numbers.add(batch.rows, loss, outputs, labels)
-        return numbers.everybody()
+        return numbers.means_over_ranks()
 
-    def _tell(self, event: str, *facts: Any) -> None:
+    def _call_callbacks(self, event: str, *facts: Any) -> None:
         for each in self.payload["callbacks"]:
             if event == "on_train_begin":
                 each.model = self.model

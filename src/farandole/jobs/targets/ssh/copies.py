@@ -109,7 +109,7 @@ def _unshared(
     with open(folder.file(token), "wb") as file:
         os.fsync(file.fileno())
     try:
-        _check(_all(copies, lambda copy: copy.ask(token, paths)))
+        _check(_all(copies, lambda copy: copy.query(token, paths)))
     finally:
         os.unlink(folder.file(token))
     found = [copy for copy in copies if not copy.shared]
@@ -157,7 +157,7 @@ class HostCopy:
         self._lock = threading.Lock()
         self._session: subprocess.Popen[bytes] | None = None
 
-    def ask(self, token: str, paths: Sequence[str]) -> None:
+    def query(self, token: str, paths: Sequence[str]) -> None:
         """Query whether the host sees the run's folder, and which paths it has already received.
 
         Raises RunError if ssh fails.
