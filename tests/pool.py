@@ -123,9 +123,7 @@ def _stack(thread: threading.Thread) -> str:
 
 
 def _raise_cause(errors: Sequence[BaseException | None]) -> None:
-    """Raise the error of the rank that failed first in cause: one that does not merely tell of
-    another's.
-    """
+    """Raise the error of the rank that failed first: one that is not the consequence of another's."""
     raised = [error for error in errors if error is not None]
     for kind in (PeerLostError, HorovodInternalError):
         causes = [error for error in raised if not isinstance(error, kind)]
@@ -189,7 +187,7 @@ def _borrow(n: int) -> list[_Process]:
 
 @atexit.register
 def end_all() -> None:
-    """End every idle process (the others end themselves when their pipe closes)."""
+    """End every idle process. Busy ones end when their pipe closes."""
     with _lock:
         while _idle:
             _idle.pop().end()

@@ -16,7 +16,7 @@ from tests import pool
 
 @contextmanager
 def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]:
-    """Gives what makes a function of ranks one that runs with a store of their job."""
+    """Yield a decorator for functions of ranks that use the store of their job."""
     secret = new_secret()
     server = StoreServer(secret)
     address = server.address
@@ -52,8 +52,8 @@ def job(
     deaths: bool = False,
     **settings: Any,
 ) -> list[Any]:
-    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with
-    ``Settings(**settings)``; with a store, if they want one. ``deaths``: see ``pool``.
+    """Return the results of ``fn(rank)`` on all ranks, over ``wire`` ("shm" or "tcp"), with
+    ``Settings(**settings)``; ``store``: with a store. ``deaths``: see ``pool``.
     """
 
     def body(transport: Any) -> Any:

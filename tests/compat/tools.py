@@ -1,4 +1,4 @@
-"""Programs under the name ``horovod``, in processes of their own: nothing needs to be installed."""
+"""Programs under the name ``horovod``, in separate processes: nothing needs to be installed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ FARANDOLE = ("-m", "farandole.cli", "run")
 def python(
     *arguments: str | Path, seconds: float = 200.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """``python ARGUMENTS`` where ``horovod`` can be imported; afterwards nothing may be left
-    of it.
-    """
+    """Run ``python ARGUMENTS`` where ``horovod`` can be imported; fails if processes are left."""
     with marked() as jobs:
         path = os.pathsep.join(
             [str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -44,8 +42,8 @@ def horovodrun(*arguments: str | Path, **env: str) -> subprocess.CompletedProces
 
 
 def program(launcher: tuple[str, ...], *command: str | Path, np: int = 2) -> str:
-    """What ``python COMMAND`` prints on ``np`` ranks, without the ranks' prefixes. It must end
-    well.
+    """Return the output of ``python COMMAND`` on ``np`` ranks, without the ranks' prefixes. It must
+    succeed.
     """
     done = python(*launcher, "-np", str(np), sys.executable, *command, seconds=250)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +51,7 @@ def program(launcher: tuple[str, ...], *command: str | Path, np: int = 2) -> str
 
 
 def code(text: str, **env: str) -> str:
-    """What ``python -c TEXT`` prints."""
+    """Return the output of ``python -c TEXT``."""
     done = python("-c", text, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

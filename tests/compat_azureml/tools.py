@@ -1,4 +1,4 @@
-"""Programs that import ``azureml``, in processes of their own: nothing needs to be installed."""
+"""Programs that import ``azureml``, in separate processes: nothing needs to be installed."""
 
 from __future__ import annotations
 

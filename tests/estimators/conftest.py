@@ -13,7 +13,7 @@ from tests.keras.conftest import _end_the_pools as _end_the_pools
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[Any]:
-    """A session of two task slots, which ends before tests of other folders start theirs."""
+    """A session of two task slots, which ends before other folders start theirs."""
     from tests.spark.tools import session
 
     with session("local[2]", **{"spark.sql.shuffle.partitions": "2"}) as found:
@@ -22,7 +22,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder, in which nothing may be left."""
+    """The temporary folder, which must be empty afterwards."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -16,8 +16,8 @@ RATE = 0.01  # with which each epoch improves for any number of ranks
 
 
 def begin(folder: Path, epoch: int, rank: int, size: int) -> bool:
-    """End rank 1 in its third epoch. Return whether the training may end, because a new rank takes
-    part. ``folder`` gets a file with the size of the job in each epoch.
+    """End rank 1 in its third epoch. Return whether the training may end, because a new rank has
+    joined. ``folder`` gets a file with the size of the job in each epoch.
     """
     killed = folder / "killed"
     (folder / f"{epoch}.{size}").touch()
@@ -39,7 +39,7 @@ def sizes(folder: Path) -> set[str]:
 
 
 def check(folder: Path, found: Any, expected: Any) -> None:
-    """Check the losses of all epochs: the first two are as in an undisturbed training."""
+    """Check the losses of all epochs: the first two equal an undisturbed training."""
     begun = sizes(folder)
     assert {"0.2", "1.2", "2.2", "2.1", f"{len(found) - 1}.2"} <= begun
     assert {int(name.split(".")[0]) for name in begun} == set(range(len(found)))

@@ -1,4 +1,4 @@
-"""An estimator for Keras and the plain loop that it is compared with."""
+"""An estimator for Keras, and the plain loop for comparison."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def estimator(model: Any = None, **params: Any) -> KerasEstimator:
 
 
 def plain(data: Any, package: Any = keras, rate: float = RATE) -> Any:
-    """A loop of the user's own, on one process: the model, and the loss of each epoch."""
+    """Train in a plain loop on one process; return the model, and the loss of each epoch."""
     model, losses = net(package), []
     model.compile(package.optimizers.SGD(rate, momentum=0.9), "mse")
     reader = data.numpy(BATCH, seed=5, rank=0, size=1)

@@ -18,7 +18,7 @@ ROWS = 61  # which neither ranks nor batches divide
 
 
 class Pool(Backend):
-    """Ranks in warm processes of the tests; those that have a backend of Keras, if it is named."""
+    """Ranks in warm processes of the tests; with a backend of Keras if it is named."""
 
     def __init__(self, ranks: int, keras: str = "") -> None:
         self.ranks, self._keras = ranks, keras
@@ -40,14 +40,16 @@ class Pool(Backend):
 
 
 class Never(Pool):
-    """For what has to be told before."""
+    """A backend for errors that come before the start."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("training has started")
 
 
 def columns(rows: int = ROWS) -> dict[str, np.ndarray]:
-    """x: three numbers; y: what a line makes of them; k: a class of three; w: a weight."""
+    """Return the columns x: three numbers; y: a linear function of x; k: one of three classes; w: a
+    weight.
+    """
     numbers = np.random.RandomState(1)
     x = numbers.randn(rows, 3)
     return {
@@ -74,7 +76,7 @@ def written(folder: Path, rows: int = ROWS, name: str = "train.parquet") -> str:
 
 
 def weighted(folder: Path, values: Mapping[int, float], **others: Mapping[int, float]) -> str:
-    """A file with other weights in some rows, and other numbers in other columns."""
+    """Write a file with different weights in some rows, and different numbers in other columns."""
     known = table()
     for name, changed in {"w": values, **others}.items():
         column = [changed.get(row, value) for row, value in enumerate(known[name].to_pylist())]
@@ -86,7 +88,7 @@ def weighted(folder: Path, values: Mapping[int, float], **others: Mapping[int, f
 
 
 def frame(spark: Any, rows: int = ROWS) -> Any:
-    """The same as a DataFrame."""
+    """Return the columns as a DataFrame."""
     found = columns(rows)
     values = [
         (

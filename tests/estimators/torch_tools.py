@@ -1,4 +1,4 @@
-"""An estimator for PyTorch and the plain loop that it is compared with."""
+"""An estimator for PyTorch, and the plain loop for comparison."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plain(
     shuffle: bool = True,
     model: Any = None,
 ) -> Any:
-    """A loop of the user's own, on one process: the model, and the loss of each epoch."""
+    """Train in a plain loop on one process; return the model, and the loss of each epoch."""
     model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     reader, losses = data.numpy(batch, seed=5, shuffle=shuffle, rank=0, size=1), []

@@ -1,4 +1,4 @@
-"""Reading what predictions wrote."""
+"""Read the output of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A framework of one file: models that multiply by a number, and write it to a file."""
+"""A framework in one file: models that multiply by a number, and save it to a file."""
 
 from __future__ import annotations
 

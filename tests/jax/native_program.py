@@ -29,7 +29,7 @@ else:
 
 
 def everything(x: Any) -> list[Any]:
-    """All collectives at once: one program to compile."""
+    """Run all collectives in one compiled program."""
     return [
         *(hvd.allreduce(x, op=op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)),
         *hvd.grouped_allreduce([x, x * 2]),
@@ -69,7 +69,9 @@ def same(found: Any, wanted: Any) -> None:
 
 
 def compare(x: Any) -> None:
-    """The same over the host, outside of programs, in a program; and the same gradient."""
+    """Compare with collectives over the host, outside of programs and in a program; and compare
+    gradients.
+    """
     hvd.use_native(False)
     wanted, scaled = everything(x), multiples(x)
     hvd.use_native(True)
@@ -84,7 +86,7 @@ def compare(x: Any) -> None:
 
 
 def compare_whole(x: Any) -> None:
-    """Numbers whose sum does not fit into their type, nor all digits into a float."""
+    """Compare integers whose sum overflows their type, or whose digits exceed a float's."""
     hvd.use_native(False)
     wanted = whole(x)
     hvd.use_native(True)

@@ -1,5 +1,5 @@
-"""Jobs on a backend of Keras, which a process chooses once: each has a pool of processes of its
-own.
+"""Jobs on a backend of Keras, which a process chooses once: each backend has a separate pool of
+processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _pools: dict[str, list[Any]] = {}
 def on(
     backend: str, n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, **settings: Any
 ) -> list[Any]:
-    """``job(n, fn)`` where Keras has ``backend``."""
+    """Run ``job(n, fn)`` on a backend."""
     with _processes_of(backend):
         return job(n, fn, deadline=deadline, **settings)
 

@@ -9,7 +9,9 @@ from tests.keras import backends
 
 @pytest.fixture(params=backends.BACKENDS, scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """Tests of one backend after those of another, so that not all have processes at once."""
+    """The backend of a test. Tests of one backend run together, so that only one pool has
+    processes.
+    """
     return str(request.param)
 
 

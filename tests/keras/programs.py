@@ -51,7 +51,7 @@ def weights(model: Any) -> list[Any]:
 
 @contextmanager
 def said() -> Iterator[list[str]]:
-    """What Farandole's log said, as messages."""
+    """Yield the messages of Farandole's log."""
     from farandole.checks import reporting
 
     reporting._logged_once.clear()
@@ -79,8 +79,8 @@ def words(rows: int = 32, seed: int = 0) -> tuple[Any, Any]:
 
 
 def own_step(backend: str, *, called: bool = True) -> Any:
-    """A class of models with a ``train_step`` of its own, around another model. Not ``called``
-    (TensorFlow): it has no ``call``, as a GAN has none.
+    """Return a class of models with a custom ``train_step``, around another model. Not ``called``
+    (TensorFlow): it has no ``call``, like a GAN.
     """
     if backend == "jax":
         return _on_jax()

@@ -1,4 +1,4 @@
-"""A small network, and its training by one rank alone and by several."""
+"""A small network, and its training by one rank and by several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def network(seed: int = 0) -> Any:
 
 
 def fill(net: Any, seed: int) -> None:
-    """The same numbers in every process."""
+    """Fill with the same numbers in every process."""
     generator = np.random.default_rng(seed)
     for _, parameter in sorted(net._collect_params_with_prefix().items()):
         parameter.set_data(mx.nd.array(generator.standard_normal(parameter.shape)))
@@ -53,7 +53,7 @@ def weights(net: Any) -> list[Any]:
 
 
 def trained(net: Any, step: Callable[[int], None], rank: int, n: int) -> list[list[Any]]:
-    """The weights after each step."""
+    """Return the weights after each step."""
     found = []
     for number in range(STEPS):
         backward(net, *rows(number, rank, n))
@@ -81,9 +81,7 @@ def assert_alike(
 
 
 def half_steps(rank: int, n: int, make: Callable[[Any], Any]) -> list[list[Any]]:
-    """A parameter of type float16, whose updates keep a copy of it in float32. (Dense has no
-    float16 on CPUs.)
-    """
+    """Train a float16 parameter, whose updates keep a float32 copy. (Dense has no float16 on CPUs.)"""
     used = mx.gluon.ParameterDict()
     weight = used.get("weight", shape=(6,), dtype="float16", init="ones")
     used.initialize()

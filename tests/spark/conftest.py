@@ -15,7 +15,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two executors with a core each, each in a JVM of its own."""
+    """Two executors with a core each, each in a separate JVM."""
     from tests.spark.tools import session
 
     with session("local-cluster[2,1,1024]") as found:

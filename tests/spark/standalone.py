@@ -19,7 +19,7 @@ SECRET = "between the machines of this cluster"
 
 
 class Cluster:
-    """The daemons, in the environment of machines that know nothing of this checkout."""
+    """The daemons, in the environment of machines without this checkout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

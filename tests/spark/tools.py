@@ -1,4 +1,4 @@
-"""Spark sessions for tests, and what a job may have left on their executors."""
+"""Spark sessions for tests, and checks for leftovers of a job on their executors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORK = Path(pyspark.__file__).parent / "work"  # where local-cluster keeps what 
 
 @contextlib.contextmanager
 def session(master: str, python: str = sys.executable, **conf: str) -> Iterator[SparkSession]:
-    """A session, stopped afterwards; ``python`` is that of its executors."""
+    """Yield a session and stop it afterwards; ``python`` is the executors' interpreter."""
     os.environ["PYSPARK_PYTHON"] = python  # Spark would take the first python3 of PATH
     builder: Any = SparkSession.builder.master(master).appName("farandole tests")
     fixed = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
@@ -45,7 +45,7 @@ def session(master: str, python: str = sys.executable, **conf: str) -> Iterator[
 
 
 def processes(words: str, where: str) -> list[int]:
-    """Processes of our sessions with ``words`` in their "environ" or "cmdline"."""
+    """Return the processes of the tests' sessions with ``words`` in their "environ" or "cmdline"."""
     found, mark = [], f"{MARK}={os.environ.get(MARK)}".encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
@@ -61,7 +61,7 @@ def processes(words: str, where: str) -> list[int]:
 
 
 def left() -> list[int]:
-    """Ranks, what they started, and their reapers."""
+    """Return the ranks, their children, and their reapers."""
     return processes("FARANDOLE_REAPER=", "environ") + processes("import reaper;", "cmdline")
 
 
@@ -71,9 +71,7 @@ def kill(pid: int) -> None:
 
 
 class Clean:
-    """``with Clean(spark):`` a job may do what it likes inside; afterwards nothing of it may be
-    left anywhere.
-    """
+    """Check at the end of the block ``with Clean(spark):`` that jobs have left nothing anywhere."""
 
     def __init__(self, spark: SparkSession, seconds: float = 100.0) -> None:
         self.spark, self.seconds = spark, seconds
@@ -102,8 +100,8 @@ class Clean:
 
 
 def files() -> dict[int, str]:
-    """Open files and sockets of this process, but for what connects it with Spark's JVM: one for
-    each thread that called it, and one for accumulators.
+    """Return the open files and sockets of this process, except connections to Spark's JVM: one for
+    each calling thread, and one for accumulators.
     """
     gateway = SparkContext._gateway
     theirs = psutil.Process(gateway.proc.pid).net_connections("tcp") if gateway else []

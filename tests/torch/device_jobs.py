@@ -25,7 +25,7 @@ def device_job(
     counts: Callable[[Any], bool] = ALL,
     **options: Any,
 ) -> list[Any]:
-    """``job``, with ranks that have a device each, or share one: then they go through host
+    """Run ``job`` with ranks that have a device each, or share one: then tensors go through host
     memory.
     """
 

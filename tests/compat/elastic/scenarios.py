@@ -45,7 +45,7 @@ class Elastic:
         kill: bool = False,
     ) -> End:
         """Run a job of ``hosts``, or of the hosts of ``schedule``: pairs of a number of finished
-        epochs (None: for ever) and the hosts until then.
+        epochs (None: to the end) and the hosts until then.
         """
         log = self._folder / "log"
         source = ["-H", hosts]

@@ -1,6 +1,6 @@
 # ruff: noqa -- written as users of Horovod write
-"""An elastic training of three epochs that writes a line per epoch, and fails where its arguments
-say so.
+"""An elastic training of three epochs that writes a line per epoch, and fails as its arguments
+request.
 """
 
 import time

@@ -1,5 +1,5 @@
 # ruff: noqa -- written as users of Horovod write
-"""Handles in flight in another order on each rank, errors on all ranks, and beginning again after
+"""Pending handles in a different order on each rank, errors on all ranks, and a new start after
 each shutdown.
 """
 

@@ -1,5 +1,5 @@
 """A relay between two ends of a TCP connection: it reads everything, knows no secret, and changes
-what it likes.
+any bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Attack = Callable[["Relay", int, str, bytes], None]
 
 
 class Relay:
-    """Listens on ``address``, passes on to ``behind``. What happens to bytes after ``arm`` is for
-    ``attack`` to say, which sends with ``send(connection, end, data)``; the ends are "server" and
+    """Listens on ``address`` and forwards to ``behind``. After ``arm``, ``attack`` decides about
+    each piece of bytes, and sends with ``send(connection, end, data)``; the ends are "server" and
     "client".
     """
 
@@ -107,7 +107,7 @@ def reflect(relay: Relay, connection: int, end: str, data: bytes) -> None:
 
 
 def leave_out(relay: Relay, connection: int, end: str, data: bytes) -> None:
-    """The first frame is lost, the others go on."""
+    """Drop the first frame, and forward the others."""
     relay.attack = lambda relay, connection, end, data: relay.send(connection, end, data)
 
 

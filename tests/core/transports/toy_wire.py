@@ -1,6 +1,5 @@
-"""A wire in one file, as another distribution may bring it: queues between threads.
-
-It does what the contracts ask for and no more: see ``farandole.base.contracts``.
+"""A wire in one file, as another distribution may bring it: queues between threads. It meets the
+contracts in ``farandole.base.contracts`` and nothing else.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class ToyBoard:
 
 
 class ToyLink:
-    """See ``contracts.Link``. No send waits: all are copied."""
+    """See ``contracts.Link``. Sends never wait, because data is copied."""
 
     ahead = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Programs that a cluster's own command starts, on this host and on several."""
+"""Programs that a cluster's own command starts, on one host and on several."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ sys.stdout.write(" ".join(map(str, facts)) + "\\n")  # in one piece: print's may
 
 
 def program(folder: Path, *arguments: str) -> list[str]:
-    """The command that runs ``PROGRAM``."""
+    """Return the command that runs ``PROGRAM``."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
     return [sys.executable, str(script), *arguments]
@@ -73,7 +73,7 @@ def program(folder: Path, *arguments: str) -> list[str]:
 def run(
     command: Sequence[str], folder: Path, *arguments: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """The end of ``PROGRAM``, started by ``command``."""
+    """Run ``PROGRAM`` by ``command`` to its end."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
         [*command, *program(folder, *arguments)],
@@ -86,7 +86,7 @@ def run(
 
 
 def lines_of(size: int, launcher: str) -> list[str]:
-    """What ``PROGRAM`` prints on one host, by rank."""
+    """Return the output of ``PROGRAM`` on one host, by rank."""
     total = [float(size)] * 3
     return [
         f"{rank} {rank} 0 True {total} {rank} {size} {rank} {size} {rank} {size} {launcher}"
@@ -101,8 +101,8 @@ def check_success(done: subprocess.CompletedProcess[str], size: int, launcher: s
 
 
 def check_served(done: subprocess.CompletedProcess[str], size: int) -> None:
-    """After three steps of rank + 1: the mean of all ranks has come by servers and in the
-    background, their sum by servers that take each push.
+    """Check three steps of rank + 1: the mean of all ranks by servers and in the background, and
+    their sum by servers that take each push.
     """
     assert done.returncode == 0, done.stderr
     total = 3.0 * size * (size + 1) / 2
@@ -112,7 +112,7 @@ def check_served(done: subprocess.CompletedProcess[str], size: int) -> None:
 
 
 def check_failure(done: subprocess.CompletedProcess[str]) -> None:
-    """The cause is told by the rank itself, by those that wait for it, and at the end by rank 0."""
+    """Check that the failed rank, the waiting ranks, and at the end rank 0 report the cause."""
     assert done.returncode not in (0, None)
     assert "ValueError: no more data" in done.stderr
     assert mentions(done.stderr, "Rank 1", "rank 0")
@@ -121,7 +121,7 @@ def check_failure(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def check_hosts_of_two_and_one(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
-    """The words of the three ranks, in order: two of them on the first host."""
+    """Check the lines of the three ranks, in order: two of them on the first host."""
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in sorted(done.stdout.splitlines())]
     assert [line[:4] for line in lines] == [  # rank, local rank, cross rank, homogeneous
@@ -134,8 +134,8 @@ def check_hosts_of_two_and_one(done: subprocess.CompletedProcess[str]) -> list[l
 
 
 class TwoHosts:
-    """What an mpirun does on hosts that it reaches by ssh. ``command``: of three ranks, two on the
-    first host.
+    """An mpirun on hosts that it reaches by ssh. ``command``: starts three ranks, two on the first
+    host.
     """
 
     command: ClassVar[list[str]]

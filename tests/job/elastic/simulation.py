@@ -11,7 +11,7 @@ from farandole.job.elastic.options import ElasticOptions
 
 
 class Job:
-    """A job whose processes are simulated: they start at once, and do what a test says."""
+    """A job of simulated processes, which start immediately, and act as a test requests."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Job:
         self.last: list[Decision] = []
 
     def step(self, seconds: float = 0.0) -> list[Decision]:
-        """Let time pass, and carry out what the coordinator decides."""
+        """Advance the time, and carry out the coordinator's decisions."""
         self.now += seconds
         self.last = self.coordinator.decide(self.now)
         for decision in self.last:
@@ -58,7 +58,7 @@ class Job:
             self.coordinator.ready(process, number, made, self.now, unreached)
 
     def leave(self) -> None:
-        """Let all members that are alive wait for the next membership."""
+        """Let all living members wait for the next membership."""
         self.wait(*(process for process in self.ranks if process in self.alive))
 
     @property
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The processes of the present membership, in rank order."""
+        """Return the processes of the present membership, in rank order."""
         return self.membership.processes
 
     def kinds(self) -> list[str]:

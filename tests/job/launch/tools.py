@@ -1,4 +1,4 @@
-"""Jobs of the real command line, marked so that whatever they leave behind is found."""
+"""Jobs of the real command line, marked so that all their leftovers are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = 40.0  # seconds after which nothing of a job may be left
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60.0) -> bool:
-    """Poll; False when the time is up."""
+    """Poll until the condition is true; return False at the timeout."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -31,7 +31,7 @@ def wait_until(true: Callable[[], object], seconds: float = 60.0) -> bool:
 
 @dataclass
 class Marked:
-    """Processes started through this object, and all that they start, carry a mark in their
+    """Processes started through this object, and all their children, carry a mark in their
     environment.
     """
 
@@ -51,7 +51,7 @@ class Marked:
         return list(reaper.marked(self.mark))
 
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
-        """``farandole ARGUMENTS`` in the background."""
+        """Start ``farandole ARGUMENTS`` in the background."""
         return self.python("-m", "farandole.cli", *arguments, **options)
 
     def python(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
@@ -70,7 +70,7 @@ class Marked:
     def run(
         self, *arguments: str, seconds: float = 100.0, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        """``farandole ARGUMENTS`` to its end; afterwards nothing may be left of it."""
+        """Run ``farandole ARGUMENTS`` to its end; fails if processes are left."""
         return self.finish(self.start(*arguments, **options), seconds)
 
     def finish(
@@ -89,7 +89,7 @@ class Marked:
 
 
 def _default_interrupt() -> None:
-    """A test run in the background ignores SIGINT, and its children would too."""
+    """Restore SIGINT, which a test run in the background ignores, as its children would."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -103,7 +103,9 @@ def marked() -> Iterator[Marked]:
 
 
 def read_pids(folder: Path, count: int, seconds: float = 60.0) -> dict[str, int]:
-    """The processes that wrote ``NAME.pid`` into ``folder``, once there are ``count``."""
+    """Return the ids of the processes that wrote ``NAME.pid`` into ``folder``, once there are
+    ``count``.
+    """
 
     def found() -> dict[str, int]:
         texts = {path.stem: path.read_text() for path in folder.glob("*.pid")}

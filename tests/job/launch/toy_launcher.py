@@ -1,4 +1,4 @@
-"""A launcher of one file: a shell starts an agent for each rank, and numbers them."""
+"""A launcher in one file: a shell starts an agent for each rank, and numbers them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START = 'n=0; while [ $n -lt {} ]; do TOY_PLACE=$n "$@" & n=$((n + 1)); done; wa
 
 
 class ToyLauncher:
-    """The launcher of a cluster whose command is a loop of the shell."""
+    """The launcher of a cluster whose command is a shell loop."""
 
     name: ClassVar[str] = "toy"
 

@@ -1,4 +1,4 @@
-"""A program that knows nothing of elastic jobs, and the faults that it meets."""
+"""A program without code for elastic jobs, and its faults."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ _awaited: set[int] = set()  # the sizes of jobs that have a new process
 
 
 def await_another(hvd: Any) -> None:
-    """Wait until a new process can join, and then for a moment in each step, until a commit sees
-    it.
-    """
+    """Wait until a new process can join, and then briefly in each step, until a commit sees it."""
     from farandole.job import context
 
     deadline = time.monotonic() + 120
@@ -45,8 +43,8 @@ def await_another(hvd: Any) -> None:
 
 
 def faults_of(base: type, hvd: Any) -> Any:
-    """A callback that ends process 1 in the middle of the second epoch, and then keeps the others
-    waiting until a new process has come.
+    """Return a callback that ends process 1 in the middle of the second epoch, and then delays the
+    others until a new process has started.
     """
     process = int(os.environ["FARANDOLE_MEMBER"])
 
@@ -80,7 +78,7 @@ def faults_of(base: type, hvd: Any) -> Any:
 
 
 def check(results: list[Done], epochs: int = EPOCHS) -> None:
-    """Every epoch once, every row in every epoch, and the same on all ranks."""
+    """Check that every epoch ran once, with every row, and the same on all ranks."""
     check_ranks(results, epochs)
     seen = results[0].seen
     assert min(seen) == epochs, seen
@@ -88,7 +86,7 @@ def check(results: list[Done], epochs: int = EPOCHS) -> None:
 
 
 def check_ranks(results: list[Done], epochs: int = EPOCHS) -> None:
-    """Every epoch once, the same on all ranks, and nothing compiled again."""
+    """Check that every epoch ran once, the same on all ranks, and that nothing was compiled again."""
     assert [done.size for done in results] == [SIZES[-1]] * SIZES[-1]
     assert sorted(done.process for done in results) == [0, 2, 3]
     assert len({tuple(done.seen) for done in results}) == 1

@@ -19,7 +19,7 @@ BATCH, STEPS = 8, 6
 
 
 def make(rank: int) -> Any:
-    """An embedding and a layer: other weights on each rank."""
+    """Return an embedding and a layer, with different weights on each rank."""
     import tf_keras
 
     tf_keras.utils.set_random_seed(rank)
@@ -32,7 +32,7 @@ def make(rank: int) -> Any:
 
 
 def data(rank: int, size: int) -> tuple[Any, Any]:
-    """Rank's part of each batch."""
+    """Return the rank's part of each batch."""
     random = np.random.default_rng(1)
     words, targets = (
         random.integers(0, 11, (STEPS, BATCH, 3)),
@@ -43,7 +43,9 @@ def data(rank: int, size: int) -> tuple[Any, Any]:
 
 
 def gan(optimizers: list[Any]) -> Any:
-    """A model that steps its first optimizer in each batch, and its second in each second one."""
+    """Return a model that steps its first optimizer in each batch, and its second in every second
+    one.
+    """
     import tf_keras
 
     class Gan(tf_keras.Model):  # type: ignore[misc]

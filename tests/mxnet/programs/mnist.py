@@ -1,4 +1,4 @@
-"""A program as Horovod's users wrote it for MXNet 1.9: gluon, horovod.mxnet and nothing of ours."""
+"""A program of Horovod's users for MXNet 1.9: only gluon and horovod.mxnet."""
 
 import argparse
 import logging

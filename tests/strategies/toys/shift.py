@@ -1,5 +1,5 @@
-"""A strategy of a kind of its own: each rank goes half of the way to its left neighbour's weights,
-which a codec may round on their way.
+"""A strategy of a new kind: each rank moves halfway to its left neighbour's weights, which a codec
+may round in transit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RoundedReference(SenderReference):
-    """Nothing in common: a codec rounds each message by itself."""
+    """No common values: a codec rounds each message separately."""
 
     sending = "each sends to its left neighbour alone"
 

@@ -1,5 +1,5 @@
-"""200 collectives, which every rank asks for in an order of its own: in eager mode, in a function
-and in a session.
+"""200 collectives that every rank requests in a different order: in eager mode, in a function and
+in a session.
 """
 
 import random
@@ -18,7 +18,7 @@ COUNT = 200
 
 
 def build(order, x, chained):
-    """Some depend on one before them, so that not all can begin at once."""
+    """Build collectives, some of which depend on earlier ones, so that not all can start together."""
     results = {}
     before = None
     for number in order:
@@ -36,7 +36,7 @@ def check(results):
 
 
 class Files(Observer):
-    """Watches an engine: the files of the functions that its collectives were called by."""
+    """An observer that collects the source files from which collectives were called."""
 
     def __init__(self):
         self.seen = set()

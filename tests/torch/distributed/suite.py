@@ -41,7 +41,7 @@ SECONDS = 60.0  # until a rank that waits for the other one in a test gives up
 
 
 def exceptions() -> dict[str, str]:
-    """The tests that do not pass, and why."""
+    """Return the tests that do not pass, with the reasons."""
     lines = [
         line for line in EXCEPTIONS.read_text().splitlines() if line and not line.startswith("#")
     ]
@@ -51,7 +51,7 @@ def exceptions() -> dict[str, str]:
 
 
 def names(ranks: int = 2) -> list[str]:
-    """All tests but those whose names say that they need a GPU, or a library for one."""
+    """Return all tests except those that need a GPU or a library for one, by their names."""
     others = ("nccl", "cuda", "gpu", "mpi", "ucc", "stream")
     module = _module(ranks)
     return [
@@ -64,7 +64,7 @@ def names(ranks: int = 2) -> list[str]:
 def outcomes(
     rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole", ranks: int = 2
 ) -> dict[str, str]:
-    """How each test ended on this rank: passed, skipped, or the error. Collective."""
+    """Return the result of each test on this rank: passed, skipped, or the error. Collective."""
     module = _module(ranks)
     try:
         with _named_gloo(backend == "farandole"):
@@ -118,9 +118,7 @@ def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
 
 def _suite(module: Any, ranks: int) -> Any:
     class Suite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
-        """Without the processes that it starts: the number of its rank says that it is one of
-        them.
-        """
+        """Runs tests without starting processes: this process is one of the ranks."""
 
         world_size = ranks
 
@@ -133,7 +131,7 @@ def _suite(module: Any, ranks: int) -> Any:
 
 @contextlib.contextmanager
 def _named_gloo(ours: bool) -> Iterator[None]:
-    """Where torch.distributed is asked for Gloo, it makes ours."""
+    """Create Farandole's backend where torch.distributed is asked for Gloo."""
     from torch import distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -165,7 +163,7 @@ def _named_gloo(ours: bool) -> Iterator[None]:
 
 
 def _module(ranks: int) -> Any:
-    """PyTorch's; it reads the environment when it is imported, and in tests."""
+    """Import PyTorch's module, which reads the environment at import and in tests."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         # PyTorch's tests derive from its class alone
         sys.modules["expecttest"] = types.ModuleType("expecttest")
@@ -186,8 +184,8 @@ def _module(ranks: int) -> Any:
 
 
 def forked(ranks: int, fn: Callable[[int], Any], deadline: float = 200.0) -> list[Any]:
-    """The results of ``fn(rank)`` on forks of this process: importing PyTorch's tests in each of
-    many new processes takes long.
+    """Return the results of ``fn(rank)`` on forks of this process, because importing PyTorch's
+    tests in new processes takes long.
     """
     children: dict[int, Any] = {}
     for rank in range(ranks):

@@ -29,9 +29,7 @@ def members(
     wire: str = "auto",
     deaths: bool = False,
 ) -> list[Any]:
-    """The results of ``fn(rank)`` on n ranks that have been through
-    ``init_process_group(backend)``.
-    """
+    """Return the results of ``fn(rank)`` on n ranks after ``init_process_group(backend)``."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         return pool.spread(

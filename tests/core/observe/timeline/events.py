@@ -1,4 +1,4 @@
-"""Reads and checks the events of a timeline."""
+"""Read and check the events of a timeline."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def entry(
 
 
 def whole(path: Path | str) -> list[dict[str, Any]]:
-    """The events of a file, which must be in order: on each thread, what begins ends, innermost
-    first.
-    """
+    """Return the events of a file, which must be nested correctly on each thread."""
     events = read(str(path))
     check(events)
     return events
@@ -61,7 +59,7 @@ def tensors(events: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def of(events: list[dict[str, Any]], name: str) -> list[tuple[str, str]]:
-    """Phase and name of the events of one tensor."""
+    """Return phase and name of the events of one tensor."""
     pid = tensors(events)[name]
     return [
         (event["ph"], event["name"])
@@ -71,7 +69,7 @@ def of(events: list[dict[str, Any]], name: str) -> list[tuple[str, str]]:
 
 
 def life(kind: str, wire: str, ticks: int) -> list[tuple[str, str]]:
-    """The events of one collective."""
+    """Return the events of one collective."""
     return [
         ("B", f"NEGOTIATE_{kind}"),
         *[("X", str(rank)) for rank in range(ticks)],

@@ -35,7 +35,7 @@ class Fault(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a rank has seen of its job: its last place, and the sizes of the job by step."""
+    """A rank's view of its job: its last place, and the sizes of the job by step."""
 
     process: int
     rank: int
@@ -56,9 +56,8 @@ def train(
 ) -> Done:
     """Add the mean of 1.0 over all ranks ``STEPS`` times; the total shows lost and repeated steps.
 
-    A file ``<step>`` in ``folder`` marks a step. ``gates``: the sizes of the job without which
-    steps are not left. ``slow``: a process that prepares its training until the others have made
-    five steps.
+    A file ``<step>`` in ``folder`` marks a step. ``gates``: the sizes of the job that steps wait
+    for. ``slow``: a process that prepares its training until the others have made five steps.
     """
     start_rank, process = int(os.environ["HOROVOD_RANK"]), int(os.environ["FARANDOLE_MEMBER"])
     hvd.init()
