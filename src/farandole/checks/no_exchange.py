@@ -35,7 +35,7 @@ class NoExchange:
     ) -> None:
         self._digest_of, self._size_of = digest_of, size_of
         self._did, self._cure = did, cure
-        self._counts: ExchangeCounts | None = None  # of this fit, while it is watched
+        self._counts: ExchangeCounts | None = None  # the counts of the watched fit
         self._digest = 0
         self._steps = 0
         self._end = ""  # for the message: the completed steps

@@ -90,7 +90,7 @@ def _of_folders(every: Iterable[Any]) -> list[Any]:
 def check_no_delta(frame: Any) -> None:
     """Raise DataError if Spark reads a Delta table's folder as plain files, ignoring its log.
 
-    A DataFrame of the table itself has an index of its own.
+    A DataFrame of the table itself has its own index.
     """
     try:
         table = next(_delta(frame), None)

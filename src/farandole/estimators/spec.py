@@ -132,7 +132,7 @@ class Spec(NamedTuple):
     watching: Watching
     store: Store | None
     run_id: str
-    resume: bool  # from a checkpoint of that run, if there is one
+    resume: bool  # from the run's checkpoint, if any
     # the model's origin: facts about the data, and hyperparameters, as JSON types
     fingerprint: dict[str, Any]
     verbose: int

@@ -66,7 +66,7 @@ def keys_of(model: Any) -> dict[str, Any]:
 
     None: inputs that only a call determines.
     """
-    # of Keras 3, and of Keras 2
+    # Keras 3 and Keras 2
     structures = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))
     declared = next((each for each in structures if isinstance(each, dict)), {})
     if declared or getattr(model, "inputs", None) or not hasattr(model, "get_build_config"):

@@ -16,7 +16,7 @@ from farandole.errors import SettingsError
 
 _KERAS = ("keras", "tf_keras")
 _LAMBDA = "<lambda>"
-# of a compiled model: no part of its configuration
+# attributes of a compiled model that are not in its configuration
 _COMPILED = frozenset(
     {
         "optimizer",

@@ -35,7 +35,7 @@ from farandole.jobs.metrics.columns import RankColumns
 from farandole.jobs.redaction import redacted, redacted_value
 from farandole.jobs.summary import summary
 
-_POINTS = 300  # of a curve
+_POINTS = 300  # maximum per curve
 _MOST_CHARTS = 24
 _LOG_BYTES = 8000
 _MOST_ROWS = 100
@@ -250,7 +250,7 @@ def _output_rows(artifacts: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _log_tail(folder: RunFolder) -> str:
-    """Return the last lines of the log of all ranks, or of rank 0 if there is none."""
+    """Return the last lines of the log of all ranks; without one, of rank 0's log."""
     for rank in (None, 0):
         name = os.path.relpath(log_path(folder, rank), folder.path)
         try:

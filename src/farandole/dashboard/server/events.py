@@ -20,7 +20,7 @@ from farandole.jobs import rank_journal
 LOOK = 0.3  # seconds between two checks
 _PING = 15.0  # seconds without an event after which a comment keeps the connection alive
 _MOST_RANKS = 64
-_MOST_BYTES = 1 << 20  # of a journal in one event
+_MOST_BYTES = 1 << 20  # maximum of a journal in one event
 
 
 def event(name: str, data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from farandole.dashboard.server import files
 from farandole.errors import SettingsError
 from farandole.job.runs.folder import RunFolder
 
-_MOST_BYTES = 4 << 20  # of all files; parsed JSON takes ten times the memory
+_MOST_BYTES = 4 << 20  # all files together; parsed JSON takes ten times the memory
 _HEAD = 4096
 _PLACES = ("outputs", "work")
 

@@ -47,7 +47,7 @@ class LiveView:
             self._thread.start()
 
     def bundle(self) -> dict[str, Any]:
-        """Return the output as a MIME bundle: static HTML, and the widget if there is one."""
+        """Return the output as a MIME bundle: static HTML, and the widget, if any."""
         found: dict[str, Any] = {
             "text/plain": f"Run({self.view['id']}: {self.view['state']})",
             "text/html": html_of(self.view),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_WIDTH, _HEIGHT = 320, 120  # of a curve, in pixels
+_WIDTH, _HEIGHT = 320, 120  # a curve, in pixels
 _LEFT, _TOP, _BOTTOM = 46, 8, 18  # space for the numbers
 _COLORS = {"completed": "#2e7d32", "failed": "#c62828", "canceled": "#8a6d00"}
 _ACTIVE = "#1565c0"

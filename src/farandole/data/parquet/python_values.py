@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from farandole.base.types import Array
 
 _PURPOSE = "reading Parquet"
-KINDS = ("ragged", "object")  # of columns that are read in this way
+KINDS = ("ragged", "object")  # kinds of columns read as Python objects
 
 
 def python_values(array: Any) -> Array:

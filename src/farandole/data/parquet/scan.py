@@ -41,11 +41,11 @@ class Scan(NamedTuple):
     """
 
     files: tuple[str, ...]
-    # of each file: the values in its path, such as year=2024/part.parquet
+    # by file: the partition keys in its path, such as year=2024/part.parquet
     keys: tuple[dict[str, Any], ...]
     columns: tuple[Column, ...]
     groups: tuple[RowGroup, ...]
-    versions: tuple[FileVersion, ...]  # of each file, when the handle was made
+    versions: tuple[FileVersion, ...]  # by file, when the handle was made
 
     @property
     def rows(self) -> int:

@@ -78,7 +78,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     """
 
     train: Callable[[Spec], Result | None]
-    _prefix = "run"  # of run ids
+    _prefix = "run"  # prefix of run ids
     _greedy = False  # whether the framework takes all visible GPUs
     _by_row = False  # whether transformation_fn takes a row, as Horovod's does
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-UNIT = "us"  # of the columns after reading
+UNIT = "us"  # unit of the columns after reading
 
 
 def instants(file: Any) -> Any:

@@ -227,7 +227,7 @@ def _identified(packed: Model, model: Any, version: str | None) -> Model:
     """Return the packed model with an identity that is equal in all processes."""
     if version is not None:
         return packed._replace(identity={"version": version})
-    if packed.identity:  # of a file
+    if packed.identity:  # a file has one
         return packed
     parts = (
         identity(packed.content)

@@ -28,7 +28,7 @@ from farandole.job.config import Placement
 _READ_ROWS = 1 << 14  # maximum rows read at once
 _READ_BYTES = 4 << 20
 _BUFFER = 1 << 20  # bytes of each column read from disk at a time
-_GROUP_BYTES = 16 << 20  # of a row group of the output
+_GROUP_BYTES = 16 << 20  # a row group of the output
 
 
 class PredictJob(NamedTuple):

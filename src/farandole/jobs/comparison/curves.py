@@ -11,7 +11,7 @@ import numpy as np
 from farandole.job.runs.folder import RunFolder
 from farandole.jobs import metrics
 
-POINTS = 500  # of a curve, at most
+POINTS = 500  # maximum per curve
 
 
 class RunCurve(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from farandole.jobs.comparison.curves import RunCurve
 
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
-# Parts of names of metrics for which smaller values are better, and of those for which larger are.
+# Parts of metric names: smaller values are better for the first, larger for the second.
 _SMALLER = re.compile(
     r"loss|error|\berr\b|perplexity|\bppl\b|\bm[as]e\b|\brmse\b|\bmape\b|\bwer\b|\bcer\b|\bfid\b"
     r"|\bnll\b|entropy|divergence|regret"

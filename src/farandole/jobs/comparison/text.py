@@ -10,8 +10,8 @@ from farandole.jobs.comparison.result import ComparedRuns
 from farandole.jobs.details import readable_duration, readable_size
 
 _WIDEST = 60
-_WIDTH = 100  # of a line of text
-_DIFF_LINES = 40  # of each file
+_WIDTH = 100  # columns of a line
+_DIFF_LINES = 40  # maximum per file
 
 
 def described(found: ComparedRuns, *, diff: bool = False) -> str:

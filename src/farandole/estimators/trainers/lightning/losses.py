@@ -19,7 +19,7 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self.coming: deque[tuple[float, int]] = deque()  # of prefetched batches
+        self.coming: deque[tuple[float, int]] = deque()  # prefetched batches
         self.share = 1.0
         self.of_batch = 0
         self.begin()
