@@ -62,7 +62,28 @@ def _defer_graph_breaks(module):
     module._use_grad_for_differentiable = deferred
 
 
-_CHANGES = {"torch._compile": _defer_exclusion, "torch.optim.optimizer": _defer_graph_breaks}
+def _collect_with_groups(module):
+    """Let the collector visit all objects at the end of a process that has made a process group:
+    otherwise Gloo's threads outlive their group, and abort one process in twenty.
+    """
+    from functools import wraps
+
+    init = module.init_process_group
+
+    @wraps(init)
+    def init_process_group(*args, **kwargs):
+        _LARGE.clear()
+        gc.unfreeze()
+        return init(*args, **kwargs)
+
+    module.init_process_group = init_process_group
+
+
+_CHANGES = {
+    "torch._compile": _defer_exclusion,
+    "torch.optim.optimizer": _defer_graph_breaks,
+    "torch.distributed.distributed_c10d": _collect_with_groups,
+}
 # Modules and the optional package of each: DataFrames in fit(), wrappers for scikit-learn, drawings,
 # functions of JAX for mobile phones and in checkpoints of Orbax.
 _OPTIONAL = {
@@ -75,7 +96,7 @@ _OPTIONAL = {
     "keras.src.callbacks.orbax_checkpoint": "jax",
     "tensorflow.lite.python.util": "jax",
 }
-_LARGE = ("torch", "tensorflow", "keras", "jax", "tf_keras")
+_LARGE = {"torch", "tensorflow", "keras", "jax", "tf_keras"}
 # They import torch._dynamo for its function disable().
 _EXCLUDING = ("keras.src.backend.torch.image", "keras.src.backend.torch.random")
 
