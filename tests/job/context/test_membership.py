@@ -28,7 +28,7 @@ def test_commits_are_adopted_when_the_state_has_arrived(
     most: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(entries: Any) -> None:
-        entries[0].buffer.data[:] = [1, most]
+        entries[0].buffer.data[:] = [1, most, 0]
 
     joined = SimpleNamespace(engine=SimpleNamespace(run=run))
     monkeypatch.setattr(session, "current", lambda: joined)

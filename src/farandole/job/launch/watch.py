@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -388,11 +389,11 @@ class Watch:
         return [worker.slot.rank for worker in self._workers if worker.poll() is None]
 
     def _say_that_it_waits(self, seconds: float) -> None:
-        if seconds >= 1.0 and not self._job.display.quiet:
+        if seconds > 0.0 and not self._job.display.quiet:
             ranks = self._running()
             who = ranks_named(ranks) if ranks else "processes that ranks have started"
             self._job.display.note(
-                f"waiting up to {seconds:.0f} s (--grace-seconds) for {who} to end after SIGTERM."
+                f"waiting up to {math.ceil(seconds)} s (--grace-seconds) for {who} to end after SIGTERM."
                 "\nCtrl-C ends the job immediately."
             )
 

@@ -141,7 +141,7 @@ class TestFailures:
         assert "ValueError" in error.remote_traceback
 
     def test_requests_never_match(self) -> None:
-        with pytest.raises(JobFailedError, match=mentioning("5", "commit")) as caught:
+        with pytest.raises(JobFailedError, match=mentioning("3", "commit")) as caught:
             run_job(mismatch, (), ElasticOptions(np=2, min_np=2), {"localhost": 2})
         assert caught.value.rank == -1
 
