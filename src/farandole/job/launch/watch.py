@@ -393,8 +393,8 @@ class Watch:
             ranks = self._running()
             who = ranks_named(ranks) if ranks else "processes that ranks have started"
             self._job.display.note(
-                f"waiting up to {math.ceil(seconds)} s (--grace-seconds) for {who} to end after SIGTERM."
-                "\nCtrl-C ends the job immediately."
+                f"waiting up to {math.ceil(seconds)} s (--grace-seconds) for {who} to end after"
+                " SIGTERM.\nCtrl-C ends the job immediately."
             )
 
     def _end(self, workers: Sequence[Worker]) -> None:
