@@ -513,7 +513,7 @@ def test_arrays_that_are_not_those_of_the_beginning_are_refused() -> None:
             match=mentioning("3", "2", "weights", "optimizer"),
         ):
             centre.push([*zeros, np.zeros(1)], [*zeros, np.zeros(1)])
-        with pytest.raises(ValueError, match=mentioning("array 1", "3", "2", "numbers")):
+        with pytest.raises(ValueError, match=mentioning("array 1", "3", "2")):
             centre.push(zeros, [np.zeros(1), np.zeros(3)])
         with pytest.raises(ValueError, match=mentioning("1", "weights")):
             centre.pull(zeros[:1])
