@@ -16,9 +16,8 @@ from farandole.job.launch.processes import LocalWorker
 from farandole.job.report import keys
 from farandole.net.store import StoreServer
 
-FIRST = (
-    2.0  # seconds until the first check; each later check waits twice as long as the previous one
-)
+# Seconds until the first check; each later check waits twice as long as the previous one
+FIRST = 2.0
 # Parts of file names. PyTorch is not among them: its steps are seen in the rank (see ``report``).
 LIBRARIES = {"libtensorflow_": "TensorFlow", "/jaxlib/": "JAX", "libmxnet": "MXNet"}
 
