@@ -53,7 +53,7 @@ def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
         places = [overlay.overlay(rank, size) for rank in range(size)]
         sessions: list[dict[int, Session]] = [{} for _ in places]
         for place in places:
-            for peer in place.beyond:
+            for peer in place.reachable:
                 if peer < place.rank:
                     sessions[place.rank][peer], sessions[peer][place.rank] = _pair()
         for place in places:
