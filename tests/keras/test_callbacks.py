@@ -310,14 +310,22 @@ def test_values_and_elastic_state(backend: str) -> None:
                 seen.append(state.batch)
 
         e = hvd.elastic
+        commits = []
+
+        class Counting(e.CommitStateCallback):  # type: ignore[misc,name-defined]
+            def commit(self) -> None:
+                commits.append(state.epoch)
+                super().commit()
+
         callbacks = [
             e.UpdateBatchStateCallback(state),
             e.UpdateEpochStateCallback(state),
-            e.CommitStateCallback(state, 2),
+            Counting(state, 2),
         ]
         state.batch = 0
         model.fit(mine, theirs, batch_size=4, epochs=2, verbose=0, callbacks=[*callbacks, Look()])
         found["batches"] = seen, state.batch, state.epoch
+        found["commits"] = commits
         kept = p.weights(model)
         model.set_weights([each + 1 for each in kept])
         state.epoch = 9
@@ -334,6 +342,7 @@ def test_values_and_elastic_state(backend: str) -> None:
     equal(zero["synced"][0], one["synced"][0])
     assert one["synced"][1] == 0
     assert one["batches"] == ([1, 2, 1, 2], 0, 2)
+    assert one["commits"] == [0, 1, 1, 2], "at every second batch, and at the end of each epoch"
     for each in (zero, one):
         equal(each["restored"][0], each["restored"][1])
         assert each["restored"][2] == 2

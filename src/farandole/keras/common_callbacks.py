@@ -192,12 +192,13 @@ class CommitState:
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.batches_remaining = self.batches_per_commit
-            self._commit()
+            self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._commit()
+        self.commit()
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Commit the state. Subclasses may extend this method."""
         model = self.model  # with Keras 3 on JAX, this moves the weights back into the variables
         assert model is not None
         self.state.commit()
