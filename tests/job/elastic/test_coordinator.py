@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.job.elastic.changes import HostUpdateResult
-from farandole.job.elastic.coordinator import FRUITLESS, LEAVE, TOGETHER
+from farandole.job.elastic.coordinator import FRUITLESS, LEAVE, SHORTEST_PATIENCE, TOGETHER
 from farandole.job.elastic.decisions import (
     Break,
     Finish,
@@ -202,6 +202,17 @@ class TestLosses:
         assert made.step(seconds - 61.0) == []
         assert made.step(1.0) == [Overdue((1,), seconds, failed=True), Stop(1)]
         assert made.coordinator.lost == {1, 3}
+
+    @pytest.mark.parametrize(("patience", "expected"), [(0.0, SHORTEST_PATIENCE), (0.5, 0.5)])
+    def test_a_failed_process_has_time_to_end(self, patience: float, expected: float) -> None:
+        """A short wait for slots does not shorten the time of a process that prints its error."""
+        options = ElasticOptions(np=2, min_np=1, timeout=1.0, patience=patience, warning=0.0)
+        made = Job(options, {"a": 1, "b": 1})
+        made.step()
+        made.wait(0)
+        assert made.step() == [Break(1)]
+        assert made.step(expected - 0.25) == []
+        assert made.step(0.25) == [Overdue((1,), expected, failed=True), Stop(1)]
 
     def test_the_others_continue_without_a_member_that_hangs(self) -> None:
         made = job(least=1, a=1, b=1, c=1)

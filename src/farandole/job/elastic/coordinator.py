@@ -52,6 +52,9 @@ from farandole.job.elastic.options import ElasticOptions
 TOGETHER = 10.0
 # Seconds for a removed process to exit before it gets SIGTERM.
 LEAVE = 60.0
+# Minimum seconds without a patience of the user's own for a process that others wait for: after an
+# error it may need some to end, however short the wait for slots is.
+SHORTEST_PATIENCE = 30.0
 # Memberships in a row that may be lost without a commit before the job ends: the program is at
 # fault.
 FRUITLESS = 5
@@ -382,7 +385,7 @@ class Coordinator:
         seconds = now - min(waits, default=now)
         absent = [each for each in awaited if not self._has_left(each)]
         processes = tuple(each.process for each in absent)
-        if waits and seconds >= (options.patience or options.timeout):
+        if waits and seconds >= (options.patience or max(options.timeout, SHORTEST_PATIENCE)):
             self._leaving |= dict.fromkeys(processes, math.inf)
             for member in absent:
                 self._fail(member, now)

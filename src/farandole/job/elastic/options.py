@@ -25,7 +25,8 @@ class ElasticOptions(NamedTuple):
     - ``cooldown``: Seconds (minimum, maximum) for which a failed host is excluded; None: forever.
     - ``warning``: Seconds for which ranks that have left a membership wait for another rank before
       it is reported; 0: never.
-    - ``patience``: Seconds after which that rank counts as failed and is ended; 0: ``timeout``.
+    - ``patience``: Seconds after which that rank counts as failed and is ended; 0: ``timeout``, or
+      ``SHORTEST_PATIENCE`` of the coordinator if that is longer.
     - ``on_disk``: Whether commits are written to a folder from which ranks can load a lost state.
     """
 

@@ -22,6 +22,7 @@ from farandole.job.launch.elastic.watch import ElasticWatch
 from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams
 from farandole.job.report import keys
+from farandole.job.report.outcome import Outcome
 from farandole.net.handshake import new_secret
 from farandole.net.store import StoreServer
 from farandole.net.store.frames import Value
@@ -184,9 +185,24 @@ def test_a_failed_job_names_the_rank_that_hung(simulate: Callable[..., Simulatio
         if member.process == 1:
             job.store.receive("ready/0", b"[1, 0, []]")
 
-    options = ElasticOptions(np=2, min_np=2, timeout=0.05)
+    options = ElasticOptions(np=2, min_np=2, timeout=0.05, patience=0.05)
     with pytest.raises(JobFailedError, match=mentioning("rank 1 on other", "2")):
         simulate(react).run(options, {"localhost": 1, "other": 1})
+
+
+def test_a_failed_rank_that_does_not_end_is_the_cause(
+    simulate: Callable[..., Simulation],
+) -> None:
+    def react(job: Simulation, member: Member) -> None:
+        if member.process == 1:
+            error = Outcome.of(ValueError("the labels are missing"))
+            job.store.receive(keys.outcome(1), error.to_bytes())
+            job.store.receive("ready/0", b"[1, 0, []]")
+
+    options = ElasticOptions(np=2, min_np=2, timeout=0.05, patience=0.05)
+    with pytest.raises(JobFailedError, match=mentioning("Rank 1", "labels")) as caught:
+        simulate(react).run(options, {"localhost": 1, "other": 1})
+    assert (caught.value.rank, caught.value.host) == (1, "other")
 
 
 def test_ranks_that_continue_after_the_end_are_named(simulate: Callable[..., Simulation]) -> None:

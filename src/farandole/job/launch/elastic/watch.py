@@ -326,6 +326,8 @@ class ElasticWatch(Watch):
             logger.warning("a process could not be started on %s: %s", member.host, error)
             self._coordinator.end(member.process, False, time.monotonic())
             return
+        if self._published:
+            self._store.set(keys.newcomers(self._published), b"")
         self._streams.add_rank(member.process)
         if self._job.display.ranks is not None:
             self._job.display.ranks.added(member.process, member.host)
@@ -355,7 +357,8 @@ class ElasticWatch(Watch):
         super()._end(workers)
 
     def _stop(self, process: int) -> None:
-        self._stopped.add(process)
+        if process not in self._failed:  # its own error counts, even if it does not end by itself
+            self._stopped.add(process)
         self._store.set(keys.ending(process), b"")
         worker = self._by_process.get(process)
         if worker is not None:
