@@ -21,6 +21,25 @@ from farandole.job.plugins import registry
 _CANNOT = "--commit-dir and --check-replicas-every need a State that defines"
 
 
+class HostMessages:
+    """The changes of hosts that the next commit of a state will report: ``state._host_messages``,
+    which programs for Horovod poll.
+
+    ``messages``: the changes that the program itself has reported.
+    """
+
+    def __init__(self, messages: queue.SimpleQueue[tuple[float, int]]) -> None:
+        self._messages = messages
+
+    def empty(self) -> bool:
+        """Return whether the next commit will report no change.
+
+        If processes for added hosts are starting, wait until they can join: the program expects
+        its next commit to report the change.
+        """
+        return self._messages.empty() and not context.await_notice()
+
+
 class State:
     """The common part of all states: commits, and notifications of added and removed hosts.
 
@@ -43,6 +62,10 @@ class State:
         self._last_notice = 0  # the number of the membership in the driver's last notice
         self._reset_callbacks: list[Callable[[], object]] = []
         self._checks: list[Any] | None = None  # see ``_commit_checks``
+
+    @property
+    def _host_messages(self) -> HostMessages:
+        return HostMessages(self._messages)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Register functions to call without arguments when the ranks have changed, for example to

@@ -19,6 +19,7 @@ from farandole.job.context.membership import adopt_commits as adopt_commits
 from farandole.job.context.membership import agree as agree
 from farandole.job.context.membership import agree_on_changes as agree_on_changes
 from farandole.job.context.membership import agreed_commit as agreed_commit
+from farandole.job.context.membership import await_notice as await_notice
 from farandole.job.context.membership import commit_alone as commit_alone
 from farandole.job.context.membership import commit_number as commit_number
 from farandole.job.context.membership import commits as commits

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Called, on a separate thread, when all hosts of an elastic job are leaving.
 rescues: list[Callable[[], object]] = []
 NOTICE_SECONDS = 0.05  # between two queries for changes of hosts, so that short steps stay short
+NEWCOMERS = 60.0  # seconds to wait for processes that are starting, before none is expected
 _FOREVER = 1e8  # seconds: the driver decides how long processes wait for each other
 _AGREEMENT, _CHANGES = "elastic.agreement", "elastic.changes"
 
@@ -287,6 +288,25 @@ def notice() -> tuple[int, int] | None:
     number = session.placement().generation
     data = client.try_get(keys.notice(number))
     return None if data is None else (number, int(data))
+
+
+def await_notice() -> bool:
+    """Return whether the next commit will end the membership, because hosts have changed or a rank
+    was lost.
+
+    If the driver has started processes for added hosts, wait until they can join, or for
+    ``NEWCOMERS`` seconds.
+    """
+    client = session.store()
+    if client is None or not is_elastic():
+        return False
+    number, deadline = session.placement().generation, time.monotonic() + NEWCOMERS
+    while all(client.try_get(key(number)) is None for key in (keys.broken, keys.notice)):
+        if client.try_get(keys.newcomers(number)) is None or time.monotonic() > deadline:
+            return False
+        time.sleep(NOTICE_SECONDS)
+    _participation.asked = 0.0  # the next commit queries, even if it follows immediately
+    return True
 
 
 def commit_alone() -> None:

@@ -110,6 +110,13 @@ def notice(number: int) -> str:
     return f"membership/{number}/notice"
 
 
+def newcomers(number: int) -> str:
+    """Return the key set by the driver when it has started processes that will join the membership
+    after ``number``.
+    """
+    return f"membership/{number}/newcomers"
+
+
 def ready(process: int) -> str:
     """Return the key set by a process that waits for its next membership, JSON: the number of its
     last membership (0: none), its number of commits, and the ranks there that it could not reach.

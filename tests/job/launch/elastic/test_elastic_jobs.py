@@ -84,6 +84,44 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     assert (results[0].sizes[7], results[0].sizes[11]) == (4, 2)
 
 
+def follow(folder: str) -> tuple[int, list[int]]:
+    """Train for five steps, and wait for a change of hosts after steps 1 and 3, as programs for
+    Horovod do. Return this process's rank at its start, and the sizes of the job by step.
+    """
+    start = int(os.environ["HOROVOD_RANK"])
+    hvd.init()
+    changes = [1, 3]
+
+    @elastic.run
+    def steps(state: Any) -> None:
+        while state.step < 5:
+            state.sizes = [*state.sizes, hvd.size()]
+            hvd.allreduce(np.ones(2), name="sum")
+            if state.step in changes and hvd.rank() == 0:
+                Path(folder, str(state.step)).touch()
+                while state._host_messages.empty():
+                    time.sleep(0.01)
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0, sizes=[])
+    steps(state)
+    return start, state.sizes
+
+
+def test_a_program_waits_for_a_change_of_hosts(tmp_path: Path) -> None:
+    """The commit after the wait reports the change, even if a process is added."""
+
+    def hosts() -> dict[str, int]:
+        if (tmp_path / "3").exists():
+            return {"127.0.0.1": 1}
+        return {"localhost": 1, "127.0.0.1": 1} if (tmp_path / "1").exists() else {"localhost": 1}
+
+    options = ElasticOptions(np=1, min_np=1, max_np=2)
+    results, _ = run_job(follow, (str(tmp_path),), options, hosts)
+    assert results == [(1, [1, 1, 2, 2, 1])]
+
+
 def test_a_failed_host_is_left_out(tmp_path: Path) -> None:
     options = ElasticOptions(np=4, min_np=2)
     hosts = {"localhost": 2, "127.0.0.1": 2}
