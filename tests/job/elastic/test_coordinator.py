@@ -496,6 +496,14 @@ class TestEnd:
         made.end(1, ok=True)
         assert made.step() == [Finish()]
 
+    def test_a_loss_near_the_end_does_not_stop_its_host(self) -> None:
+        made = job(a=1, b=2)
+        made.end(0, ok=True)
+        made.end(2)
+        made.step()
+        made.end(1, ok=True)
+        assert made.step() == [Finish()]
+
     def test_rank_0_decides(self) -> None:
         made = job(a=2)
         made.end(1, ok=True)

@@ -163,8 +163,13 @@ class Coordinator:
     def _fail(self, member: Member, now: float) -> None:
         """Count a member as lost, and exclude its host, which is needed if all other members with
         the state of the training run there.
+
+        Once a member has finished, hosts are no longer excluded: nothing is started any more, and
+        the other members are about to finish, too.
         """
         self.lost.add(member.process)
+        if self.finished:
+            return
         holders = {
             each.host
             for each in self._live_members()

@@ -216,3 +216,19 @@ def test_ranks_that_continue_after_the_end_are_named(simulate: Callable[..., Sim
         job.run(TWO, {"localhost": 1, "other": 1})
     assert (caught.value.rank, caught.value.host) == (1, "other")
     assert mentions(job.said, "rank 0", "rank 1")
+
+
+def test_a_rank_killed_after_its_function_names_the_signal(
+    simulate: Callable[..., Simulation],
+) -> None:
+    def react(job: Simulation, member: Member) -> None:
+        if member.process == 1:
+            job.store.receive(keys.outcome(0), Outcome("ok").to_bytes())
+            job.workers[0].code = -9
+        if member.process == 2:
+            job.workers[1].finish()
+
+    job = simulate(react)
+    with pytest.raises(JobFailedError, match=mentioning("SIGKILL")):
+        job.run(ElasticOptions(np=2, min_np=2, timeout=0.05), {"localhost": 2})
+    assert mentions(job.said, "rank 0 on localhost", "SIGKILL")

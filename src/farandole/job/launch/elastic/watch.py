@@ -233,7 +233,9 @@ class ElasticWatch(Watch):
         found = [
             known.outcome.words
             for known in self._supervisor.events
-            if known.rank == event.rank and known.outcome is not None
+            if known.rank == event.rank
+            and known.outcome is not None
+            and known.outcome.status != "ok"  # a rank may be killed after its function has ended
         ]
         host = self._by_process[event.rank].slot.host
         self._note_change(f"rank {rank} on {host} {found[-1] if found else words}")
