@@ -382,6 +382,27 @@ def test_only_overridden_methods_of_observers_are_called() -> None:
         heard.remove(half)
 
 
+@pytest.mark.parametrize("warm", [0, 3])  # three rounds: a remembered decision
+def test_a_wait_of_the_program_counts_until_it_ends(warm: int) -> None:
+    def body(engine: Engine) -> tuple[float, float]:
+        seen: list[float] = []
+        for _ in range(warm):
+            engine.run([entry("a", np.ones(3))])
+        engine.round_listeners.append(lambda: seen.append(engine.blocked))
+        before = engine.blocked
+        if engine.rank == 1:
+            time.sleep(0.3)
+        engine.run([entry("a", np.ones(3))])
+        during, after = seen[0] - before, engine.blocked - before
+        time.sleep(0.3)
+        assert engine.blocked - before == after
+        return during, after
+
+    waiting, late = engines(2, body)
+    assert all(after >= during > 0.0 for during, after in (waiting, late))
+    assert waiting[0] > late[0]
+
+
 def test_a_synchronous_collective_needs_no_other_thread() -> None:
     def body(engine: Engine) -> set[str]:
         seen: set[str] = set()

@@ -26,13 +26,14 @@ def test_the_second_damage_leaves_a_host_out() -> None:
     assert faults.take(TWO) == []
 
 
-def test_a_straggler_is_left_out_with_its_times() -> None:
+@pytest.mark.parametrize("unit", ["step", "collectives"])
+def test_a_straggler_is_left_out_with_its_times(unit: str) -> None:
     faults = HostFaults()
-    report = json.dumps({"rank": 2, "seconds": 0.5, "others": 0.125})
+    report = json.dumps({"rank": 2, "seconds": 0.5, "others": 0.125, "unit": unit})
     faults.hear("straggler", "4/30", report.encode())
     ((host, reason),) = faults.take(TWO)
     assert host == "b"
-    assert mentions(reason, "rank 2", "0.5", "0.125")
+    assert mentions(reason, "rank 2", "0.5", "0.125", unit)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_a_straggler_is_left_out_with_its_times() -> None:
         ("damaged", "4/1", b'["a"]'),
         ("straggler", "4/1", b"[]"),
         ("straggler", "4/1", b'{"rank": 1}'),
+        ("straggler", "4/1", b'{"rank": 1, "seconds": 2, "others": 1, "unit": "mile"}'),
         ("damaged", "4/1", b"[9]"),
     ],
 )

@@ -112,6 +112,8 @@ def _loop(
                 context.count_sync()
             if keeper is not None:
                 keeper.hand_over(state)
+            if context.is_elastic() and isinstance(state, State):
+                state.begin_checks()
             with context.object_names().within():
                 result = func(state, *args, **kwargs)
             if keeper is not None:

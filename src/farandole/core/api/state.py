@@ -120,6 +120,12 @@ class State:
         finally:
             self._commits = False
 
+    def begin_checks(self) -> None:
+        """Begin the checks requested by the settings: one measures the steps before the first
+        commit.
+        """
+        self._commit_checks()
+
     def _commit_checks(self) -> list[Any]:
         """Return the checks requested by the settings for all commits."""
         if self._checks is None and context.is_initialized():

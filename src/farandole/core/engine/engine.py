@@ -204,6 +204,15 @@ class Engine:
         """Seconds for which this rank has waited for other ranks' requests."""
         return self._wait_reports.posted_seconds
 
+    @property
+    def blocked(self) -> float:
+        """Seconds for which the program has waited for its collectives, including their transfers.
+        A wait of the background thread does not count while the program computes.
+        """
+        reports = self._wait_reports
+        since = reports.blocked_since
+        return reports.blocked_seconds + (monotonic() - since if since else 0.0)
+
     def missing(self) -> dict[str, tuple[int, ...]]:
         """See ``Negotiation.missing``. Call it only in an observer's ``waiting``."""
         return self._rounds.missing()
@@ -260,6 +269,8 @@ class Engine:
     def _drive(self, handle: Wait) -> None:
         """Run rounds until ``handle`` is done, unless another thread drives."""
         held: list[bool] = []
+        reports = self._wait_reports
+        began = reports.blocked_since = monotonic()
         try:
             if not self._driver.take(held):
                 self._driver.check()
@@ -277,6 +288,7 @@ class Engine:
                 self._driver.owner = 0
                 self._driver.release()
                 self._leave_rest()
+            reports.end_block(began)
 
     def _leave_rest(self) -> None:
         """Leave the remaining work to the background thread."""
@@ -394,9 +406,12 @@ class Engine:
                 or (repeat := self._rounds.repeat(entry.request)) is None
             ):
                 return None
-            if not self._take_alone(Item(entry, handle := Handle(1, self._drive), 0, monotonic())):
+            item = Item(entry, handle := Handle(1, self._drive), 0, monotonic())
+            if not self._take_alone(item):
                 return None
+            self._wait_reports.blocked_since = item.since
             self._guarded(self._ask, repeat)
+            self._wait_reports.end_block(item.since)
         finally:
             if True in held:
                 self._driver.owner = 0

@@ -14,20 +14,28 @@ from farandole.errors import StalledError
 
 
 class WaitReports:
-    """The reports of one engine. ``running``: the started collectives, which may wait for other
-    ranks inside the transport. ``posted_seconds``: the total time between this rank's posts and
-    the last rank's posts.
+    """The reports of one engine.
+
+    - ``running``: The started collectives, which may wait for other ranks inside the transport.
+    - ``posted_seconds``: The total time between this rank's posts and the last rank's posts.
+    - ``blocked_seconds``: The total time of the program's past waits for collectives.
+    - ``blocked_since``: The beginning of its current wait; 0 without one.
     """
 
     def __init__(self, transport: Transport, rounds: Rounds, observers: Subscribers) -> None:
         self.running: Sequence[Item] = ()
-        self.posted_seconds = 0.0
+        self.posted_seconds = self.blocked_seconds = self.blocked_since = 0.0
         self._transport = transport
         self._rounds = rounds
         self._observers = observers
         self._last = monotonic()
         if observers.waiting:
             transport.report_waits(self._held_up)
+
+    def end_block(self, began: float) -> None:
+        """Record the end of a wait of the program that began at the time ``began``."""
+        self.blocked_since = 0.0
+        self.blocked_seconds += monotonic() - began
 
     def due(self, now: float, interval: float) -> bool:
         """Return whether the last report is at least ``interval`` seconds old; if so, restart the

@@ -219,7 +219,7 @@ class Settings(Variables):
     leave_out_stragglers: float = setting(
         0.0,
         "exclude a host if a rank there computes for more than X times the median of the other"
-        " ranks, in three consecutive windows of ten commits; 0 = never",
+        " ranks, in three consecutive windows of about ten steps or more; 0 = never",
         flag="--leave-out-stragglers",
         group=ELASTIC,
         plausible=(1.1, 100.0),

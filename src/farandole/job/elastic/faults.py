@@ -8,6 +8,8 @@ from collections import deque
 from farandole.base.log import logger
 from farandole.job.elastic.membership import Membership
 
+# Units of a straggler's times, by their name in a report.
+_UNITS = {"step": "a step", "collectives": "between a few collectives"}
 MOST = 2  # number of damaged replicas on a host after which it is excluded
 
 
@@ -31,8 +33,8 @@ class HostFaults:
             else:
                 seconds, others = float(facts["seconds"]), float(facts["others"])
                 reason = (
-                    f"rank {int(facts['rank'])} computes {seconds:.3g} s a step there, the others"
-                    f" {others:.3g} s (--leave-out-stragglers)"
+                    f"rank {int(facts['rank'])} computes {seconds:.3g} s {_UNITS[facts['unit']]}"
+                    f" there, the others {others:.3g} s (--leave-out-stragglers)"
                 )
                 self._heard.append((kind, number, [int(facts["rank"])], reason))
         except (ValueError, TypeError, LookupError) as error:

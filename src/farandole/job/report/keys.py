@@ -146,8 +146,8 @@ def damaged(number: int, commits: int) -> str:
 
 def straggler(number: int, commits: int) -> str:
     """Return the key set by rank 0 of membership ``number`` when a rank is repeatedly the slowest,
-    JSON: its rank, and the seconds of a step there and on the others. ``commits``: the number of
-    commits then.
+    JSON: its rank, the seconds of a unit there and on the others, and the unit, which is ``step``
+    or ``collectives``. ``commits``: the number of commits then.
     """
     return f"straggler/{number}/{commits}"
 

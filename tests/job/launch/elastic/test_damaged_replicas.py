@@ -192,32 +192,3 @@ def test_a_torch_model_and_its_momentum_are_repaired() -> None:
     assert len(set(results)) == 1  # rank 1 was never damaged
     for word in ("model.0.weight", "optimizer.momentum_buffer.1", "rank 2", "rank 0"):
         assert word in said
-
-
-def dawdle() -> tuple[str, int]:
-    """Train until the host of the slow process has been left. Returns the host and the steps."""
-    hvd.init()
-    host = os.environ["HOROVOD_HOSTNAME"]
-    state = ObjectState(step=0, sizes=[])
-
-    @elastic.run
-    def steps(state: Any) -> None:
-        while not state.sizes or state.sizes[-1] > 1:
-            hvd.allreduce(np.ones(10), name="gradient")
-            time.sleep(0.03 if host == "127.0.0.1" else 0.002)
-            state.step += 1
-            state.sizes = [*state.sizes, hvd.size()]
-            state.commit()
-
-    steps(state)
-    return host, state.step
-
-
-def test_a_host_with_a_straggler_is_left_out() -> None:
-    hosts = {"localhost": 1, "127.0.0.1": 1}
-    results, said = run_job(dawdle, (), hosts, np=2, every=0, factor=3.0)
-    ((host, steps),) = results
-    assert host == "localhost"
-    assert steps > 100
-    assert "127.0.0.1" in said
-    assert "rank 1" in said
