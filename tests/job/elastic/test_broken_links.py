@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.base.durations import readable
 from farandole.job.elastic.broken_links import BrokenLink, broken_links, hosts_to_leave_out, listed
 from farandole.job.elastic.decisions import GiveUp, LeaveOut, Publish
 from farandole.job.elastic.membership import Member
@@ -86,8 +87,6 @@ class TestCoordinator:
         assert change.hosts == ("c",)
         assert mentions(change.reason, "rank 3 on c", "rank 0 on a")
         assert made.membership.removed == (3,)
-        made.end(3, ok=True)
-        assert made.step(1000.0) == []
 
     def test_free_slots_take_its_place(self) -> None:
         made = Job(ElasticOptions(np=2, min_np=2, max_np=2), {"a": 1, "b": 1, "c": 1})
@@ -101,15 +100,61 @@ class TestCoordinator:
         made.step()
         assert [each.host for each in made.membership.members] == ["a", "c"]
 
-    def test_it_is_used_again_after_the_cooldown(self) -> None:
-        options = ElasticOptions(np=3, min_np=2, cooldown=(10.0, 100.0))
-        made = Job(options, {"a": 1, "b": 1, "c": 1})
+    @pytest.mark.parametrize(
+        ("cooldown", "delays"),
+        [((10.0, 15.0), (10.0, 15.0, 15.0)), (None, (60.0, 120.0, 240.0))],
+    )
+    def test_it_is_tried_again_after_longer_times(
+        self, cooldown: tuple[float, float] | None, delays: tuple[float, ...]
+    ) -> None:
+        made = Job(ElasticOptions(np=3, min_np=2, cooldown=cooldown), {"a": 1, "b": 1, "c": 1})
+        made.step()
+        process = 2
+        for number, delay in enumerate(delays):
+            made.commits = dict.fromkeys(range(10), 3 + number)
+            assert self.fruitless(made, {process: (0,)}) == ["a", "b"]
+            (change,) = [each for each in made.last if isinstance(each, LeaveOut)]
+            assert change.seconds == (delay,)
+            assert mentions(change.describe(), "c", "rank 2 on c")
+            assert mentions(change.describe(), readable(delay))
+            made.end(process, ok=True)
+            assert made.step(delay - 1.0) == []
+            made.step(2.0)
+            assert made.kinds() == ["Start"]
+            process += 1
+            made.wait(process, after=0)
+            made.step()
+            made.leave()
+            made.step()
+            assert made.ranks == (0, 1, process)
+
+    def test_a_network_that_recovers_costs_no_host(self) -> None:
+        """The failure of a process counts from zero after a broken link."""
+        made = Job(ElasticOptions(np=3, min_np=2), {"a": 1, "b": 1, "c": 1})
         made.step()
         assert self.fruitless(made, {2: (0,)}) == ["a", "b"]
         made.end(2, ok=True)
-        assert made.step(9.0) == []
-        made.step(2.0)
-        assert made.kinds() == ["Start"]
+        made.step(61.0)
+        made.commits = {0: 4, 1: 4}
+        made.wait(3, after=0)
+        made.step()
+        made.leave()
+        made.step()
+        assert [each.host for each in made.membership.members] == ["a", "b", "c"]
+        made.end(3)
+        made.step()
+        made.leave()
+        made.step()
+        assert made.step(1e6) == []  # without a cooldown, a failed host is excluded forever
+
+    def test_a_reset_limit_allows_no_further_attempt(self) -> None:
+        made = Job(ElasticOptions(np=3, min_np=2, reset_limit=9), {"a": 1, "b": 1, "c": 1})
+        made.step()
+        assert self.fruitless(made, {2: (0,)}) == ["a", "b"]
+        (change,) = [each for each in made.last if isinstance(each, LeaveOut)]
+        assert mentions(change.describe(), "--cooldown-range")
+        made.end(2, ok=True)
+        assert made.step(1e6) == []
 
     def test_min_np_keeps_all_hosts_until_the_job_ends(self) -> None:
         made = job(least=3, most=None, a=1, b=1, c=1)

@@ -101,7 +101,9 @@ class Coordinator:
         self.lost: set[int] = set()  # members of the current membership that have failed
         self._options = options
         self._fixed = fixed
-        self._pool = HostPool(hosts, options.cooldown, jitter)
+        self._pool = HostPool(
+            hosts, options.cooldown, jitter, retries_links=options.reset_limit is None
+        )
         self._alive: dict[int, Member] = {}
         # Processes that were removed or stopped, with the time at which they have to be stopped.
         self._leaving: dict[int, float] = {}
@@ -416,10 +418,9 @@ class Coordinator:
         left = sum(number for host, number in slots.items() if host not in hosts)
         if not hosts or left < self._options.min_np:
             return []
-        for host in hosts:
-            self._pool.leave_out(host, now)
+        seconds = [self._pool.leave_out_unreachable(host, now) for host in hosts]
         self._held.fruitless = 0
-        return [LeaveOut(tuple(hosts), listed(links))]
+        return [LeaveOut(tuple(hosts), listed(links), tuple(seconds))]
 
     def _next(self, stayers: Sequence[Member], now: float) -> list[Decision]:
         """Publish the next membership, or wait for more processes."""

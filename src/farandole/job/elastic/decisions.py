@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+from farandole.base.durations import readable
 from farandole.job.config import Placement
 from farandole.job.elastic.changes import HostUpdateResult
 from farandole.job.elastic.membership import Member, Membership
@@ -57,10 +59,26 @@ class Overdue(NamedTuple):
 
 
 class LeaveOut(NamedTuple):
-    """Report that ``hosts`` are excluded from the next membership on, for ``reason``."""
+    """Report that ``hosts`` are excluded from the next membership on, for ``reason``. ``seconds``:
+    for each, the time until it is used again; infinite if it is not.
+    """
 
     hosts: tuple[str, ...]
     reason: str
+    seconds: tuple[float, ...]
+
+    def describe(self) -> str:
+        """Return the report for the user."""
+        are = "is" if len(self.hosts) == 1 else "are"
+        if max(self.seconds) < math.inf:
+            times = " and ".join(dict.fromkeys(map(readable, self.seconds)))
+            again = f"{'It' if are == 'is' else 'They'} {are} tried again after {times}."
+        else:
+            again = "With --cooldown-range 10:100, a host is tried again after some time."
+        return (
+            f"{' and '.join(self.hosts)} {are} left out: {self.reason}.\n"
+            f"Repair the network between these hosts. {again}"
+        )
 
 
 class Finish(NamedTuple):

@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping
 # job's only host, where a member failed. Doubled after each further process that failed before it
 # was a member, up to LONGEST.
 ONLY_HOST, LONGEST = 1.0, 60.0
+# Seconds, without a cooldown, for which a host is excluded that others could not reach: at first,
+# and at most after doublings. A further attempt on a broken network pauses the training for 16 s.
+LINK_COOLDOWN = (60.0, 3600.0)
 
 
 class HostPool:
     """The hosts of a job, which are available unless they are excluded after a failure.
 
     ``hosts``: slots by host. ``cooldown``: the minimum and maximum seconds for which a failed host
-    is excluded; None: forever. ``jitter`` returns a random number from 0 to 1.
+    is excluded; None: forever. ``retries_links``: without a cooldown, whether a host is used again
+    after ``LINK_COOLDOWN`` if it is excluded only because others could not reach it. ``jitter``
+    returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -24,6 +29,8 @@ class HostPool:
         hosts: Mapping[str, int],
         cooldown: tuple[float, float] | None = None,
         jitter: Callable[[], float] = random.random,
+        *,
+        retries_links: bool = True,
     ) -> None:
         self._found = dict(hosts)
         # Hosts whose members leave at their next commit; by host, the time until which it is not
@@ -31,8 +38,10 @@ class HostPool:
         self._departing: dict[str, float] = {}
         self.listed = dict(hosts)
         self._cooldown = cooldown
+        self._link_cooldown = cooldown or (LINK_COOLDOWN if retries_links else None)
         self._jitter = jitter
         self._failures: dict[str, int] = {}
+        self._links: dict[str, int] = {}  # exclusions of a host that others could not reach
         self._banned: dict[str, float] = {}  # by host, the time until which it is excluded
         self._resting: dict[str, float] = {}  # the time until which no process is started there
 
@@ -58,7 +67,20 @@ class HostPool:
         """Exclude a host from its members' next commit on, for the same time as after a failure."""
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
-        self._departing[host] = max(self._departing.get(host, 0.0), now + self._delay(number))
+        self._leave_until(host, now + self._delay(number, self._cooldown))
+
+    def leave_out_unreachable(self, host: str, now: float) -> float:
+        """Exclude a host that others cannot reach, from its members' next commit on. This is no
+        failure of the host. Return the seconds until it is used again; infinite if it is not.
+        """
+        number = self._links.get(host, 0)
+        self._links[host] = number + 1
+        seconds = self._delay(number, self._link_cooldown)
+        self._leave_until(host, now + seconds)
+        return seconds
+
+    def _leave_until(self, host: str, until: float) -> None:
+        self._departing[host] = max(self._departing.get(host, 0.0), until)
         self._list()
 
     def pass_time(self, now: float) -> None:
@@ -85,7 +107,7 @@ class HostPool:
             return
         number = self._failures.get(host, 0)
         self._failures[host] = number + 1
-        self._banned[host] = now + self._delay(number)
+        self._banned[host] = now + self._delay(number, self._cooldown)
 
     def start_failed(self, host: str, now: float) -> None:
         """Pause starts on a host where a process failed before it was a member."""
@@ -96,11 +118,11 @@ class HostPool:
     def _rest(self, host: str, now: float, seconds: float) -> None:
         self._resting[host] = max(self._resting.get(host, 0.0), now + seconds)
 
-    def _delay(self, number: int) -> float:
+    def _delay(self, number: int, cooldown: tuple[float, float] | None) -> float:
         """Return Horovod's delay after ``number`` earlier failures, in seconds."""
-        if self._cooldown is None:
+        if cooldown is None:
             return math.inf
-        least, most = self._cooldown
+        least, most = cooldown
         return min(most, least * 2.0 ** min(number, 30) + self._jitter() * least)
 
     def slots(self, host: str, now: float) -> int:

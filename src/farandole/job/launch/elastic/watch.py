@@ -259,15 +259,6 @@ class ElasticWatch(Watch):
                 )
             self._note_change(text)
 
-    def _note_left_out(self, decision: LeaveOut) -> None:
-        are = "is" if len(decision.hosts) == 1 else "are"
-        cure = "Repair the network between these hosts."
-        if not self._job.settings.cooldown_range:
-            cure += " With --cooldown-range, a host is tried again after some time."
-        self._note_change(
-            f"{' and '.join(decision.hosts)} {are} left out: {decision.reason}.\n{cure}"
-        )
-
     def _note_change(self, text: str) -> None:
         if not self._job.display.quiet:
             self._job.display.note(text)
@@ -306,7 +297,7 @@ class ElasticWatch(Watch):
         elif isinstance(decision, Stop):
             self._stop(decision.process)
         elif isinstance(decision, LeaveOut):
-            self._note_left_out(decision)
+            self._note_change(decision.describe())
         elif isinstance(decision, Finish):
             self._over = True
         elif isinstance(decision, Restart):
