@@ -34,6 +34,7 @@ TREE = {
     "RunFailedError": errors.RunError,
     "NotInitializedError": ValueError,
     "DataError": ValueError,
+    "CommitDirError": errors.DataError,
     "SettingsError": ValueError,
     "AuthenticationError": ConnectionError,
     "UnfinishedHandshakeError": errors.AuthenticationError,

@@ -20,6 +20,7 @@ RuntimeError
 ValueError
 ├── NotInitializedError        a call that needs ``init()`` came before it
 ├── DataError                  rows, columns or files are unusable; says which
+│   └── CommitDirError         the folder of --commit-dir, or its last commit, is unusable
 └── SettingsError              a flag, variable or argument has an unusable value
 ConnectionError
 ├── AuthenticationError        a peer does not know the job's secret
@@ -234,6 +235,12 @@ class NotInitializedError(ValueError):
 class DataError(ValueError):
     """Data is unusable for training. The message names the file, row and column where they are
     known.
+    """
+
+
+class CommitDirError(DataError):
+    """An elastic job cannot use the folder of ``--commit-dir``: its commits are damaged or do not
+    fit the program, or the folder is not writable or used by another job.
     """
 
 

@@ -14,7 +14,7 @@ from farandole.core.api.commits.commit_file import Commit
 from farandole.core.api.commits.keeper import _in_one_line
 from farandole.core.api.commits.store import CommitFolder
 from farandole.core.api.state import ObjectState
-from farandole.errors import DataError
+from farandole.errors import CommitDirError
 from farandole.job import context
 from tests.kits.messages import mentioning, mentions
 from tests.run_job import job
@@ -72,7 +72,9 @@ def test_a_commit_of_another_state_is_refused_on_all_ranks(tmp_path: Path) -> No
         return ObjectState(step=0, epoch=0)
 
     def body(rank: int) -> str:
-        with pytest.raises(DataError, match=mentioning(str(tmp_path), "weights", "epoch")) as why:
+        with pytest.raises(
+            CommitDirError, match=mentioning(str(tmp_path), "weights", "epoch")
+        ) as why:
             elastic.run(lambda state: None)(other())
         return str(why.value)
 
@@ -84,7 +86,7 @@ def refusal(folder: Path, *values: str, **settings: Any) -> None:
     """Check that both ranks refuse ``folder`` with one message that has ``values``."""
 
     def body(rank: int) -> str:
-        with pytest.raises(DataError, match=mentioning(str(folder), *values)) as why:
+        with pytest.raises(CommitDirError, match=mentioning(str(folder), *values)) as why:
             elastic.run(lambda state: None)(ObjectState(step=0, weights=np.zeros(3), own=rank))
         return str(why.value)
 
@@ -122,7 +124,7 @@ def test_a_lost_state_without_a_commit_ends_the_job(tmp_path: Path) -> None:
     def body(rank: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(context, "lost_commit", lambda: 37)
-            with pytest.raises(DataError, match=mentioning("37", str(tmp_path))):
+            with pytest.raises(CommitDirError, match=mentioning("37", str(tmp_path))):
                 elastic.run(lambda state: None)(ObjectState(step=0))
 
     job(2, body, commit_dir=str(tmp_path))

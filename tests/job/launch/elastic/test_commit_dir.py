@@ -68,12 +68,22 @@ def test_a_job_that_is_started_again_continues(tmp_path: Path) -> None:
     words = ("-np", "2", "--min-np", "2")
     code, out, err = run(tmp_path, "fail", *words)
     assert code, err
+    assert mentions(err, "--commit-dir", "--retries")
     code, out, err = run(tmp_path, "", *words)
     assert code == 0, err
     assert (out.count("begin 6 6"), out.count("end 10 10")) == (2, 2)
     assert mentions([*out.splitlines(), *err.splitlines()], "commit 6")
     code, out, err = run(tmp_path, "", *words)
     assert (code, out.count("begin 10 10")) == (0, 2), err
+
+
+def test_a_refused_folder_is_not_recommended(tmp_path: Path) -> None:
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "commit-000000000001").write_bytes(b"damaged")
+    code, _, err = run(tmp_path, "", "-np", "2", "--min-np", "2")
+    assert code
+    assert mentions(err, "--commit-dir", "commit-000000000001")
+    assert "--retries" not in err
 
 
 def test_a_rank_that_has_lost_all_others_loads_the_last_commit(tmp_path: Path) -> None:

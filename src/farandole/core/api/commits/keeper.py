@@ -18,7 +18,7 @@ from farandole.core.api.commits.own_values import OwnValues
 from farandole.core.api.commits.store import RESTART, CommitFolder
 from farandole.core.api.commits.writer import CommitWriter
 from farandole.core.api.objects import broadcast_object
-from farandole.errors import DataError
+from farandole.errors import CommitDirError, DataError
 from farandole.job import context
 from farandole.job.config import Settings
 from farandole.job.report import messages
@@ -64,7 +64,7 @@ class Keeper:
     def load(self, state: Any) -> None:
         """Load the newest commit in the folder on rank 0 if no rank has the state of the training.
 
-        Collective. Raises DataError on all ranks if the commit does not fit the state, if the
+        Collective. Raises CommitDirError on all ranks if the commit does not fit the state, if the
         folder cannot be used or another job on this host uses it, or if the state of the training
         is lost and the folder has no commit.
         """
@@ -82,7 +82,7 @@ class Keeper:
         if not number and not failure and lost:
             failure = f"the folder has no commit, and only lost ranks had commit {lost}. {RESTART}"
         if failure:
-            raise DataError(f"--commit-dir {self._folder.path}: {failure}")
+            raise CommitDirError(f"--commit-dir {self._folder.path}: {failure}")
         if number or not context.is_elastic():
             context.adopt_commits(number)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from farandole.base.log import logger
 from farandole.base.types import Slot
-from farandole.errors import JobFailedError, SettingsError, counted
+from farandole.errors import CommitDirError, JobFailedError, SettingsError, counted
 from farandole.job.elastic.coordinator import Coordinator
 from farandole.job.elastic.decisions import (
     Break,
@@ -44,6 +44,8 @@ from farandole.job.launch.watch import TERM_GRACE, TICK, HostsChanged, Watch
 from farandole.job.report import keys
 from farandole.net.store import StoreServer, Value
 from farandole.net.store.ports import free_port
+
+_REFUSED = CommitDirError.__name__
 
 
 class ElasticWatch(Watch):
@@ -380,7 +382,10 @@ class ElasticWatch(Watch):
         by_rank = {ranks[process]: text for process, text in tails if process in ranks}
         verdict = explain(events, hosts, by_rank) if events else None
         end = " ".join(
-            filter(None, (f"The elastic job cannot continue: {decision.reason}.", cure(decision)))
+            filter(
+                None,
+                (f"The elastic job cannot continue: {decision.reason}.", cure(decision, events)),
+            )
         )
         if verdict is None:
             raise JobFailedError("\n".join(filter(None, (self._overdue, end))))
@@ -395,6 +400,11 @@ class ElasticWatch(Watch):
         )
 
 
-def cure(decision: GiveUp) -> str:
-    """Return the cure in ``decision`` as a sentence; empty without one."""
-    return f"{decision.cure}." if decision.cure else ""
+def cure(decision: GiveUp, events: Sequence[Event] = ()) -> str:
+    """Return the cure in ``decision`` as a sentence; empty without one.
+
+    ``events``: the ends of the ranks. If they have refused the folder of commits, their error has
+    the cure, and a start with the same folder would end in the same way.
+    """
+    refused = (event.outcome is not None and event.outcome.kind == _REFUSED for event in events)
+    return f"{decision.cure}." if decision.cure and not any(refused) else ""
