@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from farandole.base.log import logger
 from farandole.core.api.state import ObjectState
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
 from farandole.job.elastic.changes import HostUpdateResult
+from tests.kits.messages import mentioning, mentions
 from tests.kits.replicas import check_state
 from tests.run_job import job
 
@@ -87,3 +89,43 @@ def test_replicas_exclude_values_local_to_a_rank() -> None:
     state.register_per_rank("own")
     check_state(state, ["weights"])
     assert list(state.replicas()) == ["weights"]
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [((3,), (4,)), ((3,), (3, 1)), ((2, 3), (3, 2)), ((4, 3), (2, 2)), ((), (1,)), ((0,), (2,))],
+)
+def test_an_array_of_another_shape_is_refused(
+    there: tuple[int, ...], here: tuple[int, ...]
+) -> None:
+    """The commit is of another model."""
+    packed = ObjectState(w=np.ones(there)).to_bytes({"w": np.ones(there)})
+    state = ObjectState(w=np.zeros(here))
+    with pytest.raises(ValueError, match=mentioning("w", str(there), str(here))):
+        state.from_bytes(packed)
+    assert not state.w.any()
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "warned"),
+    [((3,), (3,), False), ((9,), (0,), False), ((3, 40), (3, 1), True), ((9,), (1,), True)],
+)
+def test_an_array_may_have_grown(
+    there: tuple[int, ...], here: tuple[int, ...], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The array is a history, such as the losses of all epochs."""
+    shown: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda text, *args: shown.append(text % args))
+    packed = ObjectState(w=0).to_bytes({"w": np.ones(there)})
+    state = ObjectState(w=np.zeros(here))
+    state.from_bytes(packed)
+    assert state.w.shape == there
+    assert mentions(shown, "w", str(there), str(here)) if warned else not shown
+
+
+def test_own_arrays_of_ranks_may_have_any_shape() -> None:
+    packed = ObjectState(w=0).to_bytes({"w": np.ones(3)})
+    state = ObjectState(w=np.zeros((4, 2)))
+    state.register_per_rank("w")
+    state.from_bytes(packed)
+    assert state.w.shape == (3,)

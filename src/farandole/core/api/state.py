@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from farandole.base.digests import whole_digest
+from farandole.base.log import logger
 from farandole.core.api.objects import broadcast_object
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.job import context
@@ -265,6 +266,27 @@ def check_fit(mine: Sequence[Any], loaded: Sequence[Any]) -> None:
     raise ValueError(f"variable {index} is {there} in the commit, and {here} in the state")
 
 
+def check_array(name: str, mine: Any, loaded: Any) -> None:
+    """Check the shape of an array that was loaded from a commit.
+
+    A history, such as the losses of all epochs, is longer in a commit than at the start of a
+    program. An array that is longer along one axis is therefore accepted, with a warning unless
+    ``mine`` is empty. Raises ValueError for any other difference, because the program would
+    continue with the weights of another model.
+    """
+    if not (isinstance(mine, np.ndarray) and isinstance(loaded, np.ndarray)):
+        return
+    if mine.shape == loaded.shape or not mine.size:
+        return
+    there, here = loaded.shape, mine.shape
+    changed = [(a, b) for a, b in zip(there, here, strict=False) if a != b]
+    if len(there) != len(here) or len(changed) > 1 or changed[0][0] < changed[0][1]:
+        raise ValueError(f"{name} is {there} in the commit, and {here} in the state")
+    logger.warning(
+        "the state continues with %s of shape %s from the commit, instead of %s", name, there, here
+    )
+
+
 class ObjectState(State):
     """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
 
@@ -355,6 +377,13 @@ class ObjectState(State):
     def use_saved_values(self, saved: Any) -> None:
         check_names(self._saved, saved)
         self._saved = saved
+
+    def from_bytes(self, data: bytes) -> None:
+        before = self._saved
+        self.use_saved_values(self._unpacked(data))
+        for name in before.keys() - self._merges.keys():
+            check_array(name, before[name], self._saved[name])
+        self.restore()
 
     def _receive(self) -> dict[str, Any]:
         """Return rank 0's values without changing this rank's values. Collective."""
