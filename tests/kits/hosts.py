@@ -168,19 +168,15 @@ class Host:
 
     def lose(self, other: Host) -> None:
         """Drop all further packets from this host to ``other``."""
+        self._set_neighbour("replace", other, "lladdr", NOBODY, "nud", "permanent")
+
+    def regain(self, other: Host) -> None:
+        """Deliver packets to ``other`` again, after ``lose``."""
+        self._set_neighbour("del", other)
+
+    def _set_neighbour(self, action: str, other: Host, *words: str) -> None:
         route = json.loads(self.run("ip", "-j", "route", "get", other.address))
-        self.run(
-            "ip",
-            "neigh",
-            "replace",
-            other.address,
-            "lladdr",
-            NOBODY,
-            "dev",
-            route[0]["dev"],
-            "nud",
-            "permanent",
-        )
+        self.run("ip", "neigh", action, other.address, *words, "dev", route[0]["dev"])
 
     def die(self) -> None:
         """End all processes and the network of the host at the same moment, as a crash does."""

@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from farandole.errors import JobFailedError, SettingsError
+from farandole.errors import CommitDirError, DataError, JobFailedError, SettingsError
 from farandole.job.config import Settings
+from farandole.job.elastic.decisions import GiveUp
 from farandole.job.elastic.discovery import FunctionDiscovery
 from farandole.job.elastic.membership import Member
 from farandole.job.elastic.options import ElasticOptions
 from farandole.job.elastic.plan import ElasticPlan
 from farandole.job.launch.display import Display
 from farandole.job.launch.elastic.places import slot_of
-from farandole.job.launch.elastic.watch import ElasticWatch
+from farandole.job.launch.elastic.watch import ElasticWatch, cure
+from farandole.job.launch.explain.events import Event
 from farandole.job.launch.job import Job
 from farandole.job.launch.output import OutputStreams
 from farandole.job.report import keys
@@ -232,3 +234,13 @@ def test_a_rank_killed_after_its_function_names_the_signal(
     with pytest.raises(JobFailedError, match=mentioning("SIGKILL")):
         job.run(ElasticOptions(np=2, min_np=2, timeout=0.05), {"localhost": 2})
     assert mentions(job.said, "rank 0 on localhost", "SIGKILL")
+
+
+def test_a_refusal_of_the_folder_has_its_own_cure() -> None:
+    decision = GiveUp("no rank is left", "Start again with the same --commit-dir")
+    other, refused = (
+        Event(0, Outcome.of(kind("unusable"))) for kind in (DataError, CommitDirError)
+    )
+    assert mentions(cure(decision, [other, Event(1, code=1)]), "--commit-dir")
+    assert cure(decision, [other, refused]) == ""
+    assert cure(GiveUp("no rank is left"), [other]) == ""

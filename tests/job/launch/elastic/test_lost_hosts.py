@@ -40,7 +40,7 @@ begins = []
 @elastic.run
 def train(state):
     begins.append([state.step, len(state.lost_ranks)])
-    while state.step < 40 or hvd.size() == full:
+    while state.step < 40 or (hvd.size() == full) != ("return" in sys.argv):
         state.total += float(hvd.allreduce(np.ones(50_000), op=hvd.Average, name="x")[0])
         state.seen = [*state.seen, [state.step, process]]
         state.step += 1
@@ -49,6 +49,8 @@ def train(state):
         (folder / f"committed.{host}.{process}").write_text(str(state.step))
         if state.step == 20:
             (folder / "20").touch()
+        if state.step > 20 and hvd.size() < full:
+            (folder / "excluded").touch()
 train(state)
 print(json.dumps([process, begins, state.step, state.total, state.seen]), flush=True)
 """
@@ -111,6 +113,26 @@ def test_a_host_that_reaches_no_other_is_left_out(four: Hosts, tmp_path: Path) -
     assert all(result[1][1][0] >= max(committed) for result in results)
     (line,) = [line for line in err.splitlines() if "left out" in line]
     assert re.search(r"\bc\b.*rank \d on \w cannot reach rank \d on \w", line)
+    assert four.idle()
+
+
+def test_a_host_returns_when_its_network_recovers(four: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    train = (sys.executable, str(tmp_path / "train.py"), str(tmp_path), "3", "quick", "return")
+    words = ("--min-np", "2", "-H", "b:1,c:1,d:1", "--cooldown-range", "1:2")
+    job = start(four, "run", "-np", "3", *words, *train)
+    await_file(tmp_path / "20", job)
+    for other in (four[1], four[3]):
+        four[2].lose(other)
+    await_file(tmp_path / "excluded", job)
+    for other in (four[1], four[3]):
+        four[2].regain(other)
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    results = [json.loads(line.partition(":")[2]) for line in out.splitlines()]
+    assert len(results) == 3
+    assert {(step, total) for _, _, step, total, _ in results} == {(results[0][2],) * 2}
+    assert {"0", "2"} < {result[0] for result in results}  # a new process on c
     assert four.idle()
 
 
