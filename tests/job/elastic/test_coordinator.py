@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from farandole.job.elastic.changes import HostUpdateResult
-from farandole.job.elastic.coordinator import FRUITLESS, LEAVE, SHORTEST_PATIENCE, TOGETHER
+from farandole.job.elastic.coordinator import (
+    FRUITLESS,
+    LEAVE,
+    SHORTEST_PATIENCE,
+    STARTING,
+    TOGETHER,
+)
 from farandole.job.elastic.decisions import (
     Break,
     Finish,
@@ -202,6 +208,35 @@ class TestLosses:
         assert made.step(seconds - 61.0) == []
         assert made.step(1.0) == [Overdue((1,), seconds, failed=True), Stop(1)]
         assert made.coordinator.lost == {1, 3}
+
+    def test_a_starting_process_is_awaited(self) -> None:
+        """The timeout of slots ends when a process is started in the last one."""
+        options = ElasticOptions(np=2, min_np=2, max_np=2, timeout=10.0)
+        made = Job(options, {"a": 1, "b": 1})
+        made.step()
+        made.end(1)
+        made.step()
+        made.wait(0)
+        assert made.step() == []
+        made.coordinator.list_hosts({"a": 1, "b": 1, "c": 1})
+        assert [type(each) for each in made.step(9.0)] == [Start]
+        assert made.step(STARTING - 9.5) == []
+        made.wait(2, after=0)
+        made.step()
+        assert made.ranks == (0, 2)
+
+    def test_a_process_that_never_starts_is_not_awaited(self) -> None:
+        options = ElasticOptions(np=2, min_np=2, max_np=2, timeout=10.0)
+        made = Job(options, {"a": 1, "b": 1, "c": 1})
+        made.step()
+        made.end(1)
+        assert [type(each) for each in made.step()] == [Start, Break]
+        made.wait(0)
+        assert made.step() == []
+        assert made.step(STARTING - 0.5) == []
+        (end,) = made.step(0.5)
+        assert isinstance(end, GiveUp)
+        assert mentions(end.reason, "1 rank", "2")
 
     @pytest.mark.parametrize(("patience", "expected"), [(0.0, SHORTEST_PATIENCE), (0.5, 0.5)])
     def test_a_failed_process_has_time_to_end(self, patience: float, expected: float) -> None:

@@ -55,6 +55,9 @@ LEAVE = 60.0
 # Minimum seconds without a patience of the user's own for a process that others wait for: after an
 # error it may need some to end, however short the wait for slots is.
 SHORTEST_PATIENCE = 30.0
+# Minimum seconds to wait for ``min_np`` ranks if enough processes have started: a short timeout
+# of slots does not limit the imports of a program.
+STARTING = 120.0
 # Memberships in a row that may be lost without a commit before the job ends: the program is at
 # fault.
 FRUITLESS = 5
@@ -477,12 +480,14 @@ class Coordinator:
                     " (--cooldown-range 10:100)",
                 )
             ]
-        if now < self._short_since + timeout:
+        starting = [each for each in self._newcomers(now) if each.process not in self._ready]
+        patience = timeout if there + len(starting) < least else max(timeout, STARTING)
+        if now < self._short_since + patience:
             return []
         return [
             GiveUp(
                 f"only {counted(there, 'rank')} of at least {least} were available for"
-                f" {timeout:.0f} s",
+                f" {patience:.0f} s",
                 "Provide more hosts, lower --min-np, or raise --elastic-timeout",
             )
         ]
