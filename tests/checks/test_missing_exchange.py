@@ -73,13 +73,13 @@ def test_several_small_models_have_small_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unchanged", "told"),
+    ("unchanged", "is_reported"),
     [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)],
 )
-def test_unchanged_parameters(unchanged: list[bool | None], told: bool) -> None:
+def test_unchanged_parameters(unchanged: list[bool | None], is_reported: bool) -> None:
     found = check(1000)
     found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
-    assert (missing_exchange(found, 2) is not None) == told
+    assert (missing_exchange(found, 2) is not None) == is_reported
 
 
 def test_a_restarted_job_keeps_its_learned_state() -> None:

@@ -25,7 +25,7 @@ CURES = Cures("CALL BROADCAST", "DEAL DATA")
 NAMES = ["first", "second"]
 
 
-def told(*reports: ReplicaReport | None, history: History | None = None, step: int = 1) -> str:
+def report_of(*reports: ReplicaReport | None, history: History | None = None, step: int = 1) -> str:
     found = differences_of(reports, NAMES, history or History(), step, CURES)
     return " & ".join(each.text for each in found)
 
@@ -43,23 +43,23 @@ def test_the_schedule_becomes_rare_but_never_ends() -> None:
 
 
 def test_never_broadcast() -> None:
-    text = told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((1, 2)))
+    text = report_of(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((1, 2)))
     assert mentions(text, "different weights")
     assert "rank 1 differs from ranks 0, 2 in 2 of 2 parameters, first in first" in text
     assert mentions(text, "first step", "CALL BROADCAST")
     assert mentions(
-        told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((5, 2))), "3 ranks"
+        report_of(ReplicaReport((1, 2)), ReplicaReport((3, 4)), ReplicaReport((5, 2))), "3 ranks"
     )
 
 
 def test_loaded_between_broadcast_and_training() -> None:
-    text = told(ReplicaReport((1, 2), broadcast=True), ReplicaReport((1, 3), broadcast=True))
+    text = report_of(ReplicaReport((1, 2), broadcast=True), ReplicaReport((1, 3), broadcast=True))
     assert "rank 1 differs from rank 0 in 1 of 2 parameters, first in second" in text
     assert mentions(text, "rank 0", "CALL", "BROADCAST")
 
 
 def test_diverged_replicas_are_reported() -> None:
-    text = told(
+    text = report_of(
         ReplicaReport((1, 2), steps=4),
         ReplicaReport((1, 3), steps=4),
         history=History(equal_at=4),
@@ -68,7 +68,7 @@ def test_diverged_replicas_are_reported() -> None:
     assert mentions(text, "step 4", "step 8")
     assert "learning rate" in text  # the settings are unknown
     assert "some ranks skipped" not in text
-    text = told(
+    text = report_of(
         ReplicaReport((1, 2), steps=4),
         ReplicaReport((1, 3), steps=3),
         history=History(equal_at=4),
@@ -88,13 +88,13 @@ def test_a_state_that_some_ranks_have_alone() -> None:
 def test_parameters_that_came_later() -> None:
     """The other parameters were and are equal; a checkpoint loaded by all ranks is not the cause."""
     history = History()
-    assert told(ReplicaReport((1,)), ReplicaReport((1,)), history=history, step=2) == ""
-    text = told(ReplicaReport((2, 3)), ReplicaReport((2, 4)), history=history, step=4)
+    assert report_of(ReplicaReport((1,)), ReplicaReport((1,)), history=history, step=2) == ""
+    text = report_of(ReplicaReport((2, 3)), ReplicaReport((2, 4)), history=history, step=4)
     assert mentions(text, "1", "step 2", "parameters")
     assert mentions(text, "next step", "CALL BROADCAST")
     history.reported.clear()
     assert mentions(
-        told(ReplicaReport((2, 3)), ReplicaReport((5, 4)), history=history, step=8), "step 2"
+        report_of(ReplicaReport((2, 3)), ReplicaReport((5, 4)), history=history, step=8), "step 2"
     )
 
 
@@ -105,22 +105,22 @@ def test_different_settings_are_named_before_their_effects() -> None:
         ReplicaReport((1, 3), {"lr": "0.2"}),
         ReplicaReport((1, 2), {"lr": "0.1"}),
     ]
-    text = told(*reports, history=history, step=2)
+    text = report_of(*reports, history=history, step=2)
     assert "lr is 0.1 on ranks 0, 2, 0.2 on rank 1" in text
     assert "hold different weights" not in text
-    assert told(*reports, history=history, step=4) == ""  # once
+    assert report_of(*reports, history=history, step=4) == ""  # once
 
 
 def test_a_kind_is_reported_once() -> None:
     history = History()
-    assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history)
-    assert told(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2) == ""
+    assert report_of(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history)
+    assert report_of(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2) == ""
 
 
 def test_frameworks_whose_first_step_comes_before_the_broadcast() -> None:
     history = History(patient=True)
-    assert told(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history) == ""
-    text = told(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2)
+    assert report_of(ReplicaReport((1, 2)), ReplicaReport((3, 4)), history=history) == ""
+    text = report_of(ReplicaReport((5, 2)), ReplicaReport((3, 4)), history=history, step=2)
     assert mentions(text, "different weights", "rank 1", "rank 0", "broadcast")
 
 
@@ -164,12 +164,15 @@ def test_equal_ranks_are_not_reported(weights: list[tuple[int, int]], joined: in
             ReplicaReport(each, {"lr": "0.1"}, 1) for _ in range(5)
         ]
         reports[joined] = None if step % 2 else ReplicaReport()
-        assert told(*reports, history=history, step=step) == ""
+        assert report_of(*reports, history=history, step=step) == ""
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_values_local_to_a_rank_may_differ(one: int, other: int) -> None:
-    assert told(ReplicaReport((0, one)), ReplicaReport((other, one)), ReplicaReport((0, one))) == ""
+    assert (
+        report_of(ReplicaReport((0, one)), ReplicaReport((other, one)), ReplicaReport((0, one)))
+        == ""
+    )
 
 
 @given(

@@ -26,8 +26,8 @@ class TestGpus:
     def test_how_many_are_visible(self, tmp_path: Path, visible: str | None, count: int) -> None:
         for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
             (tmp_path / name).touch()
-        told = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        assert machine.visible_gpus(told, str(tmp_path)) == count
+        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        assert machine.visible_gpus(environment, str(tmp_path)) == count
 
 
 class TestAuto:

@@ -112,7 +112,7 @@ class TestRun:
             assert getattr(settings, each.name) == wanted, each.name
 
     @pytest.mark.parametrize(
-        ("given", "told"),
+        ("given", "message"),
         [
             ("--codec topk:9", "codec='topk:9'"),
             (
@@ -135,14 +135,14 @@ class TestRun:
         ],
     )
     def test_invalid_strategies_are_refused_before_the_start(
-        self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
+        self, given: str, message: str, started: list[Job], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not started
 
     @pytest.mark.parametrize(
-        ("given", "told"),
+        ("given", "message"),
         [
             (
                 "--timeline-all-ranks",
@@ -165,10 +165,10 @@ class TestRun:
         ],
     )
     def test_a_flag_without_effect_is_reported(
-        self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
+        self, given: str, message: str, started: list[Job], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 0
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == message
         assert len(started) == 1
 
     @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_few_rows_of_validation_are_all_on_every_rank(tmp_path: Path) -> None:
 def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) -> None:
     data = from_parquet(written(tmp_path), columns=["x", "y"])
 
-    def told(model: Any = None, **params: Any) -> dict[str, Any]:
+    def arguments(model: Any = None, **params: Any) -> dict[str, Any]:
         return estimator(model, **params)._spec(data, None).fingerprint
 
     layers = [
@@ -249,13 +249,13 @@ def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) 
         keras.layers.Dense(4, activation="relu"),
         keras.layers.Dense(1),
     ]
-    assert told() == told()
-    assert told(keras.Sequential(layers))["model"] != told()["model"]
+    assert arguments() == arguments()
+    assert arguments(keras.Sequential(layers))["model"] != arguments()["model"]
     of_logits, other = (
         keras.losses.BinaryCrossentropy(from_logits=given) for given in (True, False)
     )
-    assert told(loss=of_logits)["loss"] != told(loss=other)["loss"]
-    assert told(monitor="loss") != told()
+    assert arguments(loss=of_logits)["loss"] != arguments(loss=other)["loss"]
+    assert arguments(monitor="loss") != arguments()
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -289,12 +289,12 @@ def test_columns_with_nan_are_reported_before_training(
     made = estimator(net(1, inputs=5), feature_cols=["x", "v"], backend=Never(1))
     with made._written(rows) as (data, _):
         assert data.rows == 61
-    for told in (
+    for message in (
         f"label column 'y' holds NaN or infinite numbers in {labels} of 61 rows",
         f"feature column 'x' holds NaN or infinite numbers in {arrays} of",
         f"feature column 'v' holds NaN or infinite numbers in {labels} of",
     ):
-        assert told in caplog.text
+        assert message in caplog.text
     assert labels > arrays > 0
     caplog.clear()
     with made._written(rows.filter("k != 1 and z <= 2")):

@@ -301,13 +301,13 @@ def test_a_category_beyond_its_table_is_reported_with_its_column(tmp_path: Path)
     pq.write_table(pa.table(rows), tmp_path / "good.parquet")
     pq.write_table(pa.table({**rows, "k": [*rows["k"][:-1], 11]}), tmp_path / "bad.parquet")
     good, bad = (str(tmp_path / f"{name}.parquet") for name in ("good", "bad"))
-    told = ("3 rows", "0", "2", "11", "'k'")
+    values_named = ("3 rows", "0", "2", "11", "'k'")
     names = {"feature_cols": ["k", "m"], "epochs": 1, "batch_size": 4}
     for paths in ((bad, None), (good, bad)):
-        with pytest.raises(DataError, match=mentioning(told)):
+        with pytest.raises(DataError, match=mentioning(values_named)):
             estimator(Tables(), **names).fit_on_parquet(*paths)
     found = estimator(Tables(), **names).fit_on_parquet(good)
-    with pytest.raises(DataError, match=mentioning(told)):
+    with pytest.raises(DataError, match=mentioning(values_named)):
         found.loader()()(np.array([0, 11]), np.array([0, 8]))
 
     def fails(k: Any, m: Any) -> Any:
@@ -334,11 +334,11 @@ def test_columns_with_nan_in_files_are_reported_before_training(
     pq.write_table(pa.table(lists), path, row_group_size=20)
     with pytest.raises(AssertionError, match=mentioning("training")):
         estimator(backend=Never(1)).fit_on_parquet(written(tmp_path), path)
-    for told in (
+    for column in (
         "label column 'y' holds {} in 1 of 61 rows",
         "feature column 'x' holds {} in 2 of 61 rows",
     ):
-        assert told.format("NaN or infinite numbers") in caplog.text
+        assert column.format("NaN or infinite numbers") in caplog.text
     assert caplog.text.count("NaN or infinite numbers in") == 2
     caplog.clear()
     with pytest.raises(AssertionError, match=mentioning("training")):

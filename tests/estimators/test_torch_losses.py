@@ -101,14 +101,14 @@ def test_metrics_of_one_name_have_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "told"),
+    ("metric", "message"),
     [
         (lambda output, label: output - label.reshape(-1, 5), "shape"),
         (lambda output, label: output, "Scalar"),
     ],
 )
 def test_a_metric_that_gives_no_number_is_named_with_its_label(
-    tmp_path: Path, metric: Any, told: str
+    tmp_path: Path, metric: Any, message: str
 ) -> None:
     training = estimator(net(), metrics=[metric], epochs=1, backend=Pool(1))
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_a_metric_that_gives_no_number_is_named_with_its_label(
         match=mentioning("torch.float32", "[1]"),
     ) as error:
         training.fit_on_parquet(written(tmp_path))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -214,12 +214,12 @@ def test_going_back_further_is_an_error() -> None:
     params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
     hvd.init()
     try:
-        for codec, told in (("topk:0.25", True), (TopK(0.25), False), ("bf16", False)):
+        for codec, by_name in (("topk:0.25", True), (TopK(0.25), False), ("bf16", False)):
             optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec=codec)
             states = [optimizer.init(params)]
             for _ in range(4):
                 states.append(optimizer.update(own, states[-1], params)[1])
-            if told:
+            if by_name:
                 with pytest.raises(ValueError, match=mentioning("step 3", "optimizer")):
                     optimizer.update(own, states[2], params)
             else:

@@ -163,11 +163,11 @@ def test_starting_a_command_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "elsewhere", "told"),
+    ("hosts", "elsewhere", "is_first"),
     [("a:2", False, False), ("a:2", True, True), ("a:1,b:1", True, True)],
 )
 def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(
-    hosts: str, elsewhere: bool, told: bool
+    hosts: str, elsewhere: bool, is_first: bool
 ) -> None:
     """Unless the host is the driver's, which has found a port."""
     server = StoreServer("5e" * 32)
@@ -175,10 +175,10 @@ def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(
     job = {"elsewhere": elsewhere, "port": 1}
     try:
         found = [_store_of_first(plan(hosts, 2), rank, client, Settings(), job) for rank in (0, 1)]
-        assert (client.try_get(keys.FIRST) is not None) == told
+        assert (client.try_get(keys.FIRST) is not None) == is_first
     finally:
         client.close()
         server.close()
     assert found[0] == found[1]
-    assert (found[0][1] != 1) == told
+    assert (found[0][1] != 1) == is_first
     assert "," in hosts or found[0][0] == "127.0.0.1"

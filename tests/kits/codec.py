@@ -88,8 +88,8 @@ def step(
 
 def alike(results: Sequence[Any]) -> None:
     """Assert that all ranks have the same bits in every step."""
-    told = [[array.tobytes() for arrays in steps for array in arrays] for steps in results]
-    assert all(other == told[0] for other in told), "ranks differ"
+    contents = [[array.tobytes() for arrays in steps for array in arrays] for steps in results]
+    assert all(other == contents[0] for other in contents), "ranks differ"
 
 
 def unsent(codec: Codec) -> float:

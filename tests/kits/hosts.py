@@ -50,18 +50,18 @@ GlobalKnownHostsFile /dev/null
 """
 INIT = """
 import json, os, shutil, signal, subprocess, sys
-told = json.loads(sys.stdin.readline())
+orders = json.loads(sys.stdin.readline())
 outside = os.readlink("/proc/self")
-for command in told["before"]:
+for command in orders["before"]:
     subprocess.run(command, check=True)
 print(outside, flush=True)
 if sys.stdin.readline():
-    for command in told["after"]:
+    for command in orders["after"]:
         subprocess.run(command, check=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
     print("ready", flush=True)
     sys.stdin.read()
-shutil.rmtree(told["remove"], ignore_errors=True)
+shutil.rmtree(orders["remove"], ignore_errors=True)
 """
 
 
@@ -71,9 +71,9 @@ shutil.rmtree(told["remove"], ignore_errors=True)
 LONG = """
 import ctypes, fcntl, json, os, select, struct, sys, time
 from collections import deque
-told = json.loads(sys.stdin.readline())
+orders = json.loads(sys.stdin.readline())
 ports = {}
-for pid, address in told["hosts"]:
+for pid, address in orders["hosts"]:
     with open(f"/proc/{pid}/ns/net") as space:
         if ctypes.CDLL(None).setns(space.fileno(), 0x40000000):  # CLONE_NEWNET
             sys.exit(f"the network of process {pid} cannot be entered")
@@ -90,7 +90,7 @@ while True:
     for port in ready:
         try:
             while packet := os.read(port, 1 << 17):
-                held.append((time.monotonic() + told["delay"], ports.get(packet[26:30]), packet))
+                held.append((time.monotonic() + orders["delay"], ports.get(packet[26:30]), packet))
         except BlockingIOError:
             pass
     while held and held[0][0] <= time.monotonic():
@@ -306,8 +306,8 @@ def _plug(switch: int, names: Sequence[str], pids: Sequence[str], speed: str) ->
 @contextmanager
 def _long(pids: Sequence[str], delay: float) -> Iterator[None]:
     """Connect the hosts by cables of one length."""
-    told = {"hosts": [(pid, address_of(index)) for index, pid in enumerate(pids)], "delay": delay}
-    with _program([sys.executable, "-I", "-S", "-c", LONG], told) as process:
+    orders = {"hosts": [(pid, address_of(index)) for index, pid in enumerate(pids)], "delay": delay}
+    with _program([sys.executable, "-I", "-S", "-c", LONG], orders) as process:
         assert _line(process) == "ready"
         yield
 

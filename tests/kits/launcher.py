@@ -96,7 +96,7 @@ class LauncherKit:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def told(cls, drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> str:
+    def printed(cls, drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> str:
         """Return the output of the driver."""
         driver = tmp_path_factory.mktemp("driver") / "driver.py"
         text = DRIVER.format(
@@ -112,10 +112,10 @@ class LauncherKit:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def outcomes(cls, told: str) -> list[Any]:
+    def outcomes(cls, printed: str) -> list[Any]:
         return [
             json.loads(line.removeprefix(MARK))
-            for line in told.splitlines()
+            for line in printed.splitlines()
             if line.startswith(MARK)
         ]
 
@@ -145,8 +145,8 @@ class LauncherKit:
     def test_ranks_have_the_jobs_variables(self, outcomes: list[Any]) -> None:
         assert {result["variables"]["OF_THE_JOB"] for result in outcomes[0]} == {"a b=c"}
 
-    def test_all_output_of_ranks_is_printed_in_order(self, told: str) -> None:
-        first = told.partition(MARK)[0]
+    def test_all_output_of_ranks_is_printed_in_order(self, printed: str) -> None:
+        first = printed.partition(MARK)[0]
         for rank in range(self.np):
             own = [
                 line.partition(">:")[2]

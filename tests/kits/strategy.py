@@ -273,9 +273,9 @@ class StrategyKit:
                 WeightExchange("kit", options, Renamed(strategy, own)),
                 beginning("float32"),
             )
-            with pytest.raises(ValueError, match=mentioning("strategy")) as told:
+            with pytest.raises(ValueError, match=mentioning("strategy")) as caught:
                 exchange(weights, exchange.slots(weights), 1)
-            assert f"{own!r}"[:-1] in str(told.value)  # a codec may follow
+            assert f"{own!r}"[:-1] in str(caught.value)  # a codec may follow
 
         self.run(2, body)
 

@@ -364,15 +364,15 @@ class MoveKit(Worlds):
 
     def test_parts_of_a_collective_are_reported_while_wanted(self) -> None:
         def body(transport: Transport) -> tuple[list[str], int]:
-            told: list[tuple[str, float, float]] = []
+            reported: list[tuple[str, float, float]] = []
             began = time.monotonic()
-            transport.report_parts(lambda *part: told.append(part))
+            transport.report_parts(lambda *part: reported.append(part))
             check_sum(transport, 300_000)
-            assert all(began <= begin <= end <= time.monotonic() for _, begin, end in told)
+            assert all(began <= begin <= end <= time.monotonic() for _, begin, end in reported)
             transport.report_parts(None)
-            count = len(told)
+            count = len(reported)
             check_sum(transport, 300_000)
-            return [name for name, *_ in told], len(told) - count
+            return [name for name, *_ in reported], len(reported) - count
 
         for names, later in self.run(4, body):
             assert (bool(names), later) == (self.has_parts, 0)

@@ -37,28 +37,31 @@ def test_ranks_that_exchange_weights() -> None:
         kind, options = OPTIMIZERS["momentum"]
         trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
         found = trained(net, trainer.step, rank, 2)
-        told = network()
-        trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="diloco:1")
-        frozen = next(iter(told.collect_params().values()))
+        other_net = network()
+        trainer = hvd.DistributedTrainer(
+            other_net.collect_params(), kind, options, strategy="diloco:1"
+        )
+        frozen = next(iter(other_net.collect_params().values()))
         for grad_req in ("write", "null", "write"):  # also for a while
             frozen.grad_req = grad_req
-            before = weights(told)
-            backward(told, *rows(0, rank, 2))
+            before = weights(other_net)
+            backward(other_net, *rows(0, rank, 2))
             trainer.step(BATCH // 2)
             alike = [
-                np.array_equal(old, new) for old, new in zip(before, weights(told), strict=True)
+                np.array_equal(old, new)
+                for old, new in zip(before, weights(other_net), strict=True)
             ]
             assert sum(alike) == (grad_req == "null")
         trainer = hvd.DistributedTrainer(
-            told.collect_params(), kind, options, strategy="local_sgd:epoch"
+            other_net.collect_params(), kind, options, strategy="local_sgd:epoch"
         )
-        trained(told, trainer.step, rank, 2)
+        trained(other_net, trainer.step, rank, 2)
         for tell in (trainer.end_of_epoch, trainer.average_weights):
             tell()
-            for weight in weights(told):
+            for weight in weights(other_net):
                 both = hvd.allgather(mx.nd.array(weight[None]))
                 assert np.array_equal(both[0].asnumpy(), both[1].asnumpy())
-            told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
+            other_net.collect_params()[next(iter(other_net.collect_params()))].data()[:] += rank
         with pytest.raises(ValueError, match=mentioning("gradients")):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
         exact = {"multi_precision": True}

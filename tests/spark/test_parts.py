@@ -284,8 +284,8 @@ class TestSlots:
         seen = []
         found = SparkCluster(Context("yarn", [2], 2))
         monkeypatch.setattr(found, "await_slots", lambda np, seconds: seen.append(seconds) or 2)
-        for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
-            launcher = SparkLauncher(start_timeout=told)
+        for limit, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
+            launcher = SparkLauncher(start_timeout=limit)
             launcher._cluster = found
             described = launcher.allocate(JobRequest(2, "train", start_timeout=setting)).describe()
             assert described == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"

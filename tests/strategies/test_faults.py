@@ -125,7 +125,7 @@ def test_other_strategies_and_models_are_errors_in_every_mode() -> None:
     def fn(rank: int) -> list[str]:
         import farandole.numpy as hvd
 
-        told = []
+        messages = []
 
         def fails(spec: str, codec: str, weights: list[Any]) -> None:
             exchange = WeightExchange("test", GradientOptions(codec=codec), strategy_of(spec))  # type: ignore[arg-type]
@@ -137,13 +137,13 @@ def test_other_strategies_and_models_are_errors_in_every_mode() -> None:
                 except ValueError as error:
                     text = str(error)
                 hvd.barrier()
-            told.append(text)
+            messages.append(text)
 
         for place, spec in enumerate(WITH_WEIGHTS):
             fails(WITH_WEIGHTS[place - rank], "", [np.zeros(3)])
             fails(spec, "", [np.zeros(3), np.zeros((4, 2) if rank else 8)])
         fails("local_sgd:1", "int8" if rank else "", [np.zeros(3)])
-        return told
+        return messages
 
     zero, one = job(2, fn, store=True)
     for texts in (zero, one):

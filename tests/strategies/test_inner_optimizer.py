@@ -71,10 +71,10 @@ class Followed:
     spec = "followed"
 
     def __init__(self) -> None:
-        self.told: list[Mapping[str, Momentum]] = []
+        self.received: list[Mapping[str, Momentum]] = []
 
     def follow(self, momenta: Mapping[str, Momentum]) -> None:
-        self.told.append(momenta)
+        self.received.append(momenta)
 
 
 def test_a_codec_is_notified_of_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +84,18 @@ def test_a_codec_is_notified_of_each_change_once(monkeypatch: pytest.MonkeyPatch
     groups = [SGD, PLAIN]
     facts = CodecContext(followed, "test")
     facts.update("a", lambda: ["x", "y"])
-    assert followed.told == []
+    assert followed.received == []
     facts.inner = lambda: groups
     facts.group_of = lambda: [0, 1]
     facts.update("a", lambda: ["x", "y"])
     facts.update("a", lambda: ["x", "y"])
     groups = [SGD._replace(rate=0.01), PLAIN]
     facts.update("a", lambda: ["x", "y"])
-    assert followed.told == [{"x": Momentum(0.9), "y": Momentum()}]
+    assert followed.received == [{"x": Momentum(0.9), "y": Momentum()}]
     groups = [SGD._replace(momentum=Momentum(0.8)), PLAIN]
     facts.update("a", lambda: ["x", "y"])
     facts.update("b", lambda: ["v", "w"])
-    assert followed.told[1:] == [
+    assert followed.received[1:] == [
         {"x": Momentum(0.8), "y": Momentum()},
         {"v": Momentum(0.8), "w": Momentum()},
     ]

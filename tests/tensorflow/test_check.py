@@ -174,8 +174,8 @@ def fit(rank: int, wrapped: bool) -> None:
 
 
 def test_an_epoch_of_keras_2_without_an_exchange() -> None:
-    (told, again), _ = heard(2, lambda rank: fit(rank, False), lambda rank: fit(rank, False))
-    [text] = told
+    (first, again), _ = heard(2, lambda rank: fit(rank, False), lambda rank: fit(rank, False))
+    [text] = first
     assert mentions(text, "model.fit", "SGD", "2")
     assert again == []
     assert heard(2, lambda rank: fit(rank, True)) == [[[]], [[]]]
@@ -192,8 +192,8 @@ def test_the_end_of_jobs_that_predict_or_train_apart(trains: bool) -> None:
             bias.assign_add([0.1] * 3)
         context.shutdown()
 
-    [told], other = heard(2, program)
-    assert [mentions(text, "2", "21") for text in told] == [True] * trains
+    [first], other = heard(2, program)
+    assert [mentions(text, "2", "21") for text in first] == [True] * trains
     assert other == [[]]
 
 

@@ -34,9 +34,11 @@ def test_a_program_learns_and_keeps_ranks_equal(
 def test_an_elastic_program_runs_in_a_job_of_fixed_size() -> None:
     output = program(FARANDOLE, "-W", "ignore", PROGRAMS / "tensorflow2_elastic.py")
     found = re.findall(r"^(\w+) (\d) loss ([\d.]+) same (\w+) batch (\d+)$", output, re.M)
-    told = sorted((kind, rank, same, batch) for kind, rank, _, same, batch in found)
+    ends_by_rank = sorted((kind, rank, same, batch) for kind, rank, _, same, batch in found)
     ends = (("keras", "4"), ("loop", "30"))
-    assert told == [(kind, rank, "True", end) for kind, end in ends for rank in "01"], output
+    assert ends_by_rank == [(kind, rank, "True", end) for kind, end in ends for rank in "01"], (
+        output
+    )
     assert max(float(loss) for _, _, loss, _, _ in found) < 0.5
 
 

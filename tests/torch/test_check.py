@@ -346,9 +346,9 @@ def test_unnamed_collectives_in_another_order() -> None:
 
         with_calls(rank, calls)
 
-    told, *others = heard(2, swap, branches, joined)[0]
+    first, *others = heard(2, swap, branches, joined)[0]
     assert others == [[], []]
-    [text] = told
+    [text] = first
     assert mentions(text, "collectives", "order")
     for asked in (one, other):
         assert mentions(text, f"{__file__}:{asked.__code__.co_firstlineno + 3}"), text

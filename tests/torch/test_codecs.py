@@ -369,9 +369,9 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
         assert optimizer is not None
         return str(error.value)
 
-    told = job(2, fn)
-    assert told[0] == told[1]
-    assert mentions(told[0], "Mismatched", "rank 0", "rank 1", "'int8'")
+    errors = job(2, fn)
+    assert errors[0] == errors[1]
+    assert mentions(errors[0], "Mismatched", "rank 0", "rank 1", "'int8'")
 
 
 @pytest.mark.parametrize(

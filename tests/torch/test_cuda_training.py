@@ -250,7 +250,7 @@ def test_cuda_programs_beyond_dense_gradients(n: int, settings: dict[str, Any]) 
         hvd.remove_process_set(mine)
         return found
 
-    def told(hvd: Any, rank: int, device: Any) -> list[Any]:
+    def broadcast_objects(hvd: Any, rank: int, device: Any) -> list[Any]:
         found = hvd.broadcast_object(
             {"x": torch.full((2,), rank + 1.0, device=device)}, root_rank=n - 1
         )
@@ -305,7 +305,7 @@ def test_cuda_programs_beyond_dense_gradients(n: int, settings: dict[str, Any]) 
         normalised,
         differentiated,
         in_sets,
-        told,
+        broadcast_objects,
         elastic,
         joined,
         closed,

@@ -89,9 +89,9 @@ def test_the_rank_and_the_step_are_named() -> None:
         partial(train, do=synchronized),
         added_up,
     )
-    quiet, told = heard(2, *programs)
+    quiet, texts_by_rank = heard(2, *programs)
     assert quiet == [[]] * len(programs)
-    for texts in told:
+    for texts in texts_by_rank:
         assert len(texts) == 1
         assert "gradient of 'bias." in texts[0]
         assert mentions(texts[0], f"step {SPOILT}", "NaN")
@@ -101,9 +101,11 @@ def test_the_first_step_is_named_too() -> None:
     def at_once(rank: int) -> None:
         train(rank, spoilt=1)
 
-    quiet, told = heard(2, at_once, partial(train, spoilt=1, dtype=torch.bfloat16))
+    quiet, texts_by_rank = heard(2, at_once, partial(train, spoilt=1, dtype=torch.bfloat16))
     assert quiet == [[], []]
-    assert all(len(texts) == 1 and mentions(texts[0], "step 1", "NaN") for texts in told), told
+    assert all(
+        len(texts) == 1 and mentions(texts[0], "step 1", "NaN") for texts in texts_by_rank
+    ), texts_by_rank
 
 
 def test_nonfinite_gradients_the_program_handles_are_silent() -> None:

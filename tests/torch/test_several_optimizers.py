@@ -123,9 +123,9 @@ def test_overlapping_process_sets_in_another_order_per_rank() -> None:
                 optimizer.step()
         return {tuple(one.ranks): grad for one, grad in zip(mine, found, strict=True)}
 
-    told = job(3, train, dynamic_process_sets=True)
+    weights = job(3, train, dynamic_process_sets=True)
     for one in ((0, 1), (1, 2), (0, 2)):
-        assert torch.equal(told[one[0]][one], told[one[1]][one])
+        assert torch.equal(weights[one[0]][one], weights[one[1]][one])
 
 
 def test_an_error_in_one_process_set_leaves_another_alone() -> None:

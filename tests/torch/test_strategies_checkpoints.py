@@ -95,8 +95,8 @@ def test_rank_0_alone_may_load_a_checkpoint(strategy: str) -> None:
         assert optimizer.state_dict()["farandole"]["step"] == 13
         return ends
 
-    for told, wanted in ((ends[1], ends[0]) for ends in job(2, fn)):
-        assert all(torch.equal(one, other) for one, other in zip(told, wanted, strict=True))
+    for found, wanted in ((ends[1], ends[0]) for ends in job(2, fn)):
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ def test_frozen_parameters_are_left_alone() -> None:
             )
             frozen.requires_grad_(False)
             late.requires_grad_(False)
-            told = [("frozen", frozen), ("first", first), ("late", late)]
+            parameters = [("frozen", frozen), ("first", first), ("late", late)]
             saved: dict[str, Any] = {}
             for step in range(3):
                 if step in (0, 1):
                     plain = torch.optim.SGD([frozen, first, late], lr=1.0)
                     optimizer = hvd.DistributedOptimizer(
-                        plain, told, strategy=strategy, codec=codec
+                        plain, parameters, strategy=strategy, codec=codec
                     )
                 if step == 1:
                     file = io.BytesIO()
@@ -158,9 +158,9 @@ def test_parameters_frozen_before_an_exchange_take_part() -> None:
             one.requires_grad_(rank == 0)
             two.requires_grad_(rank == 1)
             one.grad = two.grad = None
-            told = [("one", one), ("two", two)]
+            parameters = [("one", one), ("two", two)]
             optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy
+                torch.optim.SGD([one, two], lr=1.0), parameters, strategy=strategy
             )
             with pytest.raises(
                 (ValueError, hvd.HorovodInternalError), match=mentioning("one", "two")

@@ -31,5 +31,5 @@ if __name__ == "__main__":
         assert "ZeroDivisionError" in str(error)
         assert "Horovod detected that" in str(error)
     else:
-        raise AssertionError("a failed rank was not told of")
+        raise AssertionError("the failure of a rank was not reported")
     print("ran")

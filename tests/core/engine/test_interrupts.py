@@ -96,7 +96,7 @@ def preempted(number: int, frame: Any) -> None:
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_a_handler_may_raise_while_its_rank_waits_for_others(wire: str, tmp_path: Path) -> None:
-    told = tmp_path / "interrupted"
+    messages = tmp_path / "interrupted"
 
     def body(transport: Any) -> list[float]:
         engine = Engine(transport, Settings())
@@ -105,12 +105,12 @@ def test_a_handler_may_raise_while_its_rank_waits_for_others(wire: str, tmp_path
         sums = []
         for name in ("a", "new"):  # the short way and the long one
             if engine.rank:
-                until(told.exists, "an interrupt")
-                told.unlink()
+                until(messages.exists, "an interrupt")
+                messages.unlink()
                 sums.append(summed(engine, name, 3))
             else:
                 interrupted(engine, lambda name=name: summed(engine, name, 2))
-                told.touch()
+                messages.touch()
             sums.append(summed(engine, "next", 1))
         engine.shutdown()
         return sums
@@ -168,8 +168,8 @@ def test_a_rank_interrupted_while_sending_is_still_received(tmp_path: Path) -> N
         engine.shutdown()
         return str(caught.value)
 
-    for told in procs(2, body, wire="tcp"):
-        assert mentions(told, "rank 0", "KeyboardInterrupt")
+    for messages in procs(2, body, wire="tcp"):
+        assert mentions(messages, "rank 0", "KeyboardInterrupt")
 
 
 class Handled(BaseException):
@@ -248,15 +248,15 @@ def test_an_exception_of_a_handler_leaves_no_lock_held(way: str, times: int) -> 
     for number in range(1, 1000):
         places, asked = Places(number), threading.Event()
         try:
-            told = ranks(2, lambda transport: body(transport, places, asked), deadline=20)  # noqa: B023
+            messages = ranks(2, lambda transport: body(transport, places, asked), deadline=20)  # noqa: B023
         except AssertionError as error:
             raise AssertionError(f"raised in {places.at}") from error
         if not places.at:
             assert number > 30
             return
-        assert told == ["", ""] or all(mentions(each, "rank 0", "collective") for each in told), (
-            places.at
-        )
+        assert messages == ["", ""] or all(
+            mentions(each, "rank 0", "collective") for each in messages
+        ), places.at
 
 
 def test_a_nearly_done_handle_is_done_when_interrupted() -> None:
@@ -266,18 +266,18 @@ def test_a_nearly_done_handle_is_done_when_interrupted() -> None:
                 raise KeyboardInterrupt
             super()._complete()
 
-    told: list[bool] = []
+    messages: list[bool] = []
     one = Interrupted(1, lambda _: None)
-    one.when_done(lambda: told.append(True))
+    one.when_done(lambda: messages.append(True))
     with pytest.raises(KeyboardInterrupt):
         one.finish(0, None)
     one.fail(HorovodInternalError("rank 0 was interrupted"))
     assert one.done()
-    assert told == [True]
+    assert messages == [True]
 
 
 def test_a_handler_that_waits_for_a_collective_gets_an_error() -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def body(transport: Any) -> float:
         engine = Engine(transport, Settings())
@@ -288,13 +288,13 @@ def test_a_handler_that_waits_for_a_collective_gets_an_error() -> None:
             def saves(number: int, frame: Any) -> None:
                 with pytest.raises(RequestError) as caught:
                     summed(engine, "state", 1)
-                told.append(str(caught.value))
+                messages.append(str(caught.value))
 
             board: Any = engine.transport.board
             wait = board.wait
 
             def handled(*args: Any, **kwargs: Any) -> None:
-                if not told:
+                if not messages:
                     saves(signal.SIGUSR1, None)
                 wait(*args, **kwargs)
 
@@ -302,7 +302,7 @@ def test_a_handler_that_waits_for_a_collective_gets_an_error() -> None:
             summed(engine, "a", 1)
             board.wait = wait
         else:
-            until(lambda: bool(told), "a handler")
+            until(lambda: bool(messages), "a handler")
             summed(engine, "a", 1)
             summed(engine, "state", 1)
         found = summed(engine, "b", 1)
@@ -310,4 +310,4 @@ def test_a_handler_that_waits_for_a_collective_gets_an_error() -> None:
         return found
 
     assert ranks(2, body) == [2, 2]
-    assert mentions(told[0], "signal", "collective")
+    assert mentions(messages[0], "signal", "collective")

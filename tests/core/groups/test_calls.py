@@ -163,7 +163,7 @@ def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
     """Callbacks would run before the next call on this rank, and after it on late ranks. ``who``
     runs the waiting call.
     """
-    calls, told = CallQueue("calls"), CallQueue("told", behind=3600.0)
+    calls, callbacks = CallQueue("calls"), CallQueue("callbacks", behind=3600.0)
     order: list[str] = []
     begun, looked = threading.Event(), threading.Event()
     looks: list[bool] = []
@@ -174,10 +174,10 @@ def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
         order.append("next call")
 
     def backward() -> None:
-        told.start(Call(lambda: order.append("callback")), held_by=threading.get_native_id())
+        callbacks.start(Call(lambda: order.append("callback")), held_by=threading.get_native_id())
         begun.set()
         calls.run(Call(next_call))
-        told.run_all()
+        callbacks.run_all()
 
     def waits(frame: FrameType | None) -> bool:
         code = CallQueue._run_next.__code__ if who == "another thread" else next_call.__code__
@@ -203,7 +203,7 @@ def test_waiting_for_late_ranks_does_not_wait_for_callbacks(
         assert looked.wait(60)
     holder.join(60)
     assert order == ["next call", "callback"]
-    for each in (calls, told):
+    for each in (calls, callbacks):
         each.close()
 
 
@@ -215,22 +215,22 @@ def test_a_callback_may_wait_for_what_it_calls() -> None:
 
     def call_and_wait(*name: int) -> None:
         for step in range(2):
-            told = threading.Event()
+            callbacks = threading.Event()
             nested = Call(lambda step=step: order.append((*name, step)))
             if len(name) < 3:
                 nested.when_done(lambda step=step: call_and_wait(*name, step))
-            nested.when_done(told.set)
+            nested.when_done(callbacks.set)
             calls.start(nested)
-            waited.append(told.wait(60))
+            waited.append(callbacks.wait(60))
 
     begin, both = threading.Event(), [threading.Event(), threading.Event()]
-    for number, told in enumerate(both):
+    for number, callbacks in enumerate(both):
         call = Call(lambda number=number: order.append((number,)) if begin.wait(60) else None)
         call.when_done(lambda number=number: call_and_wait(number))
-        call.when_done(told.set)
+        call.when_done(callbacks.set)
         calls.start(call)
     begin.set()
-    assert all(told.wait(60) for told in both)
+    assert all(callbacks.wait(60) for callbacks in both)
     assert waited == [True] * 28
     of_callbacks = [name for name in order if len(name) > 1]
     # one callback after the other: the same on all ranks
@@ -270,7 +270,7 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
         Call(lambda: signal.raise_signal(signal.SIGUSR1)),
         Call(lambda: heard.append("ran")),
     )
-    first.when_done(lambda: heard.append("told"))
+    first.when_done(lambda: heard.append("callbacks"))
     calls.start(first)
     calls.start(second)
     before = signal.signal(signal.SIGUSR1, handler)
@@ -280,9 +280,9 @@ def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert isinstance(first.error, raised)
-    assert heard == ["told"]
+    assert heard == ["callbacks"]
     calls.wait(second)
-    assert heard == ["told", "ran"]
+    assert heard == ["callbacks", "ran"]
     calls.close()
 
 

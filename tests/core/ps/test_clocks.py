@@ -143,11 +143,11 @@ def test_events_that_cannot_be(event: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [[], ["x"] * 7, [False, 0, -1, False, "sgdd", 1.0, 0.9], {"a": 1}, 7]
+    "rule", [[], ["x"] * 7, [False, 0, -1, False, "sgdd", 1.0, 0.9], {"a": 1}, 7]
 )
-def test_malformed_rules_are_refused(told: Any) -> None:
+def test_malformed_rules_are_refused(rule: Any) -> None:
     with pytest.raises(WireError, match="rule"):
-        Rule.of(told if told else 7)
+        Rule.of(rule if rule else 7)
 
 
 def test_staleness_counts_updates_since_the_pull() -> None:
@@ -245,7 +245,7 @@ def test_a_replica_takes_over_at_any_point() -> None:
     """
     events = [(rank, number) for number in range(1, 5) for rank in range(2)]
     for crash in range(len(events)):
-        for told, answered in ((False, False), (True, False), (True, True)):
+        for is_replicated, answered in ((False, False), (True, False), (True, True)):
             for rule in (Rule(), Rule(sync=True), Rule(bound=1), Rule(optimizer="momentum")):
                 primary, replica = (Centre(Clocks(range(2), rule), [np.zeros(1)]) for _ in range(2))
                 alone = Centre(Clocks(range(2), rule), [np.zeros(1)])
@@ -253,7 +253,7 @@ def test_a_replica_takes_over_at_any_point() -> None:
                 for place, (rank, number) in enumerate(events):
                     change = [np.array([10.0**rank * number])]
                     pulled = versions[rank]
-                    if now is primary and (place < crash or told):
+                    if now is primary and (place < crash or is_replicated):
                         replica.push(rank, number, pulled, [change[0].copy()])
                     if now is primary and place <= crash:
                         primary.push(rank, number, pulled, [change[0].copy()])

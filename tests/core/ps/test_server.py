@@ -192,11 +192,11 @@ def test_a_server_without_a_replica_is_named(monkeypatch: pytest.MonkeyPatch) ->
             return str(lost.value)
 
         # Ranks that wait at the other server hear that the first to notice has gone.
-        told = ranks.run(3, fn)
+        messages = ranks.run(3, fn)
         wanted = r"parameter server 1 on .* \(process \d+\) was lost .*no replica"
-        named = [text for text in told if re.search(wanted, text)]
-        assert named, told
-        assert all(text in named or "closed" in text for text in told), told
+        named = [text for text in messages if re.search(wanted, text)]
+        assert named, messages
+        assert all(text in named or "closed" in text for text in messages), messages
 
 
 def test_unequal_models_or_strategies_are_reported_on_all_ranks() -> None:

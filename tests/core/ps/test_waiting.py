@@ -26,9 +26,9 @@ def test_a_stopped_server_without_replica_is_lost_in_the_end(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops while it answers, in the middle of received and sent arrays."""
-    goes_on, told = threading.Event(), list[str]()
+    goes_on, warned = threading.Event(), list[str]()
     monkeypatch.setattr(
-        connection_module.logger, "warning", lambda text, *values: told.append(text % values)
+        connection_module.logger, "warning", lambda text, *values: warned.append(text % values)
     )
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
@@ -71,36 +71,36 @@ def test_a_stopped_server_without_replica_is_lost_in_the_end(
             centre.push(large, [np.ones(1 << 21)])
         goes_on.set()
         servers.close(failed=True)
-    assert any(mentions(text, "connections", "--replicas 2") for text in told)
+    assert any(mentions(text, "connections", "--replicas 2") for text in warned)
 
 
 @contextlib.contextmanager
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, queue.Queue[str]]]:
     """Yield ranks whose server warns early, and its warnings."""
     monkeypatch.setattr(server_module, "LOOK", 0.02)
-    told = queue.Queue[str]()
+    warned = queue.Queue[str]()
     monkeypatch.setattr(
-        server_module.logger, "warning", lambda text, *values: told.put(text % values)
+        server_module.logger, "warning", lambda text, *values: warned.put(text % values)
     )
     with serving() as ranks:
         (server,) = ranks.servers[0]
         server._warning = 0.05
-        yield ranks, told
+        yield ranks, warned
 
 
 def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with impatient(monkeypatch) as (ranks, told):
+    with impatient(monkeypatch) as (ranks, warned):
 
         def fn(rank: int, servers: Servers) -> None:
             centre = group_of(servers, 3, Rule(sync=True), [np.zeros(1)])
             if rank == 2:
-                text = told.get(timeout=60.0)
+                text = warned.get(timeout=60.0)
                 assert re.match(
                     r"rank [01] has waited for \d+ s at .* \(of test.weights.1\) for rank\(s\) ",
                     text,
                 )
                 while "rank(s) 2 " not in text:
-                    text = told.get(timeout=60.0)
+                    text = warned.get(timeout=60.0)
             centre.push([np.zeros(1)], [np.ones(1)])
             servers.close()
 
@@ -159,9 +159,9 @@ def test_one_rank_with_different_weights_is_reported_on_all(
     for odd in range(2):
         both_flush = threading.Barrier(2)
         with serving(count=2, replicas=servers_of_each) as ranks:
-            told = ranks.run(2, body(odd))
-        assert [text for text in told if text != "in consequence"], told
-        for text in told:
+            warned = ranks.run(2, body(odd))
+        assert [text for text in warned if text != "in consequence"], warned
+        for text in warned:
             assert text == "in consequence" or re.match(
                 rf"test: all ranks must train the same weights, but rank {odd} has frozen or removed"
                 r" w1 of shape "
@@ -204,11 +204,11 @@ def test_pushing_to_an_abandoned_centre_is_an_error() -> None:
 def test_a_rank_alone_at_a_new_centre_is_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with impatient(monkeypatch) as (ranks, told):
+    with impatient(monkeypatch) as (ranks, warned):
 
         def fn(rank: int, servers: Servers) -> None:
             if rank == 0:
-                text = told.get(timeout=60.0)
+                text = warned.get(timeout=60.0)
                 assert re.match(
                     r"rank 1 has waited for \d+ s at .* for rank\(s\) 0 to push: its weights"
                     r" initialize",

@@ -38,8 +38,8 @@ def between(attack: Attack, connection: int, work: Any, secret: str = "") -> lis
     def join(rank: int) -> Any:
         if rank == 1:
             until(lambda: store.try_get("tcp/w/0") is not None, "rank 0's address")
-            told, mark, number = (store.try_get("tcp/w/0") or b"").decode().partition(";")
-            host, port = told.split("|")
+            place, mark, number = (store.try_get("tcp/w/0") or b"").decode().partition(";")
+            host, port = place.split("|")
             relays.append(Relay((host, int(port)), attack))
             store.set("tcp/w/0", f"127.0.0.1|{relays[0].address[1]}{mark}{number}".encode())
         return tcp.connect(rank, 2, secret, "w", store, 60.0, streams=streams)

@@ -138,8 +138,8 @@ def test_a_wrong_secret_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     assert re.match(
         r"rank [01] and rank [01] \(127\.0\.0\.1\) did not connect within 2 s ", str(caught.value)
     )
-    (told,) = [record.message for record in caplog.records if "was refused" in record.message]
-    assert "client at 127.0.0.1:" in told
+    (refusal,) = [record.message for record in caplog.records if "was refused" in record.message]
+    assert "client at 127.0.0.1:" in refusal
 
 
 def test_an_old_address_in_the_store_is_looked_up_again() -> None:

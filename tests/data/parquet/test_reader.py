@@ -402,7 +402,7 @@ def test_whole_numbers_of_numpy_are_those_of_python(data: ParquetData) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("changes", "text"),
     [
         ({"position": 1.5}, ("position=1.5", "0", "number")),
         ({"position": -3}, ("position=-3", "0", "number")),
@@ -414,11 +414,11 @@ def test_whole_numbers_of_numpy_are_those_of_python(data: ParquetData) -> None:
     ],
 )
 def test_a_state_that_cannot_be(
-    data: ParquetData, told: dict[str, Any], text: str | tuple[str, ...]
+    data: ParquetData, changes: dict[str, Any], text: str | tuple[str, ...]
 ) -> None:
     reader = data.numpy(10)
     with pytest.raises(ValueError, match=mentioning(text)):
-        reader.load_state_dict({**reader.state_dict(), **told})
+        reader.load_state_dict({**reader.state_dict(), **changes})
 
 
 def test_a_reader_continues_where_its_pickle_is_opened(data: ParquetData) -> None:
@@ -476,12 +476,12 @@ def test_a_loop_continued_in_a_fork_is_an_error(
     child = os.fork()
     if not child:
         signal.alarm(60)
-        told = ""
+        error_text = ""
         try:
             list(loop)
         except DataError as error:
-            told = str(error)
-        os._exit(0 if ("threads=0" in told) is (threads > 0) else 1)
+            error_text = str(error)
+        os._exit(0 if ("threads=0" in error_text) is (threads > 0) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sum(len(batch["id"]) for batch in loop) == ROWS - 5
 

@@ -158,7 +158,7 @@ def test_a_process_without_a_launcher_finds_no_job(env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "is_placed"),
     [
         ({}, {}, True),
         ({}, HYDRA, False),
@@ -172,7 +172,7 @@ def test_a_process_without_a_launcher_finds_no_job(env: dict[str, str]) -> None:
     ],
 )
 def test_a_program_started_within_a_rank_is_not_that_rank(
-    before: dict[str, str], after: dict[str, str], told: bool, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, str], after: dict[str, str], is_placed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**before}
     monkeypatch.setattr(
@@ -187,9 +187,9 @@ def test_a_program_started_within_a_rank_is_not_that_rank(
     }
     env.update({**who, ORIGIN: origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
     environment.forget_outer_job(env)
-    assert environment.has_placement(env) == told
-    assert (env.get("RANK") == {**who, **after}["RANK"]) == (told or "RANK" in after)
-    assert ("FARANDOLE_SECRET" in env, env["FARANDOLE_TRANSPORT"]) == (told, "tcp")
+    assert environment.has_placement(env) == is_placed
+    assert (env.get("RANK") == {**who, **after}["RANK"]) == (is_placed or "RANK" in after)
+    assert ("FARANDOLE_SECRET" in env, env["FARANDOLE_TRANSPORT"]) == (is_placed, "tcp")
 
 
 def test_a_launcher_knows_its_own_workers() -> None:

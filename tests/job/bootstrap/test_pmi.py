@@ -93,11 +93,11 @@ def test_all_get_the_text_of_rank_0(
             return str(fds.fd) if name == "PMI_FD" else super().__getitem__(name)
 
     monkeypatch.setattr(pmi.os, "environ", Environment())
-    told: dict[int, str] = {}
+    received: dict[int, str] = {}
 
     def body(rank: int) -> None:
         fds.fd = manager.theirs[rank].fileno()
-        told[rank] = pmi.broadcast(
+        received[rank] = pmi.broadcast(
             Placement(rank=rank, size=3), lambda: f"host:5,5ec{'r' * 20}et-of-{rank}", 10.0
         )
 
@@ -106,7 +106,7 @@ def test_all_get_the_text_of_rank_0(
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert told == dict.fromkeys(range(3), f"host:5,5ec{'r' * 20}et-of-0")
+    assert received == dict.fromkeys(range(3), f"host:5,5ec{'r' * 20}et-of-0")
     assert manager.finalized == 3, "else the end of a process would count as a failure"
 
 

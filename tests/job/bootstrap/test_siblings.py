@@ -145,7 +145,7 @@ class Ended:
 class Unreached:
     """A cluster in which rank 0's text does not reach the waiting ranks."""
 
-    name = "told"
+    name = "unreached"
     ends_together = False
     absence_hint = ""
 
@@ -175,7 +175,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(
     """Any rank may see it; the driver is not reported as ended."""
     cluster = Unreached()
     cluster.seen = {0: Ended(), 2: Ended(), seen: Ended(1, 2)}
-    told: dict[int, str] = {}
+    errors: dict[int, str] = {}
 
     def enter(rank: int) -> None:
         try:
@@ -183,7 +183,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(
                 cluster, Placement(rank=rank, size=3, local_size=3), Settings(start_timeout=600.0)
             )  # type: ignore[arg-type]
         except RendezvousError as error:
-            told[rank] = str(error)
+            errors[rank] = str(error)
 
     announce = StoreClient.announce
     came = threading.Event()
@@ -208,8 +208,8 @@ def test_all_hear_of_a_rank_that_ended_before_init(
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert set(told) == {0, 2}
-    assert all(mentions(text, "rank 1", "init()") for text in told.values())
+    assert set(errors) == {0, 2}
+    assert all(mentions(text, "rank 1", "init()") for text in errors.values())
 
 
 def test_tasks_on_other_nodes_hear_that_rank_0_ended(

@@ -134,5 +134,5 @@ def test_an_unwritable_home_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
         match=mentioning("rank 0", "HOME"),
     ):
         slurm.SlurmBootstrap().broadcast(
-            Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NO_SIBLINGS
+            Placement(rank=0, size=2), lambda: "text", 1.0, slurm.NO_SIBLINGS
         )

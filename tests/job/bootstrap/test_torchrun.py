@@ -147,11 +147,11 @@ def test_several_hosts_tell_each_other_through_torchruns_store(
         "TORCHELASTIC_RESTART_COUNT": "3",
     }.items():
         monkeypatch.setenv(name, value)
-    told: dict[int, str] = {}
+    received: dict[int, str] = {}
 
     def rank(number: int) -> None:
         placement = Placement(rank=number, size=2, local_rank=0, local_size=1)
-        told[number] = TorchrunBootstrap().broadcast(placement, lambda: text, 20.0, NO_SIBLINGS)
+        received[number] = TorchrunBootstrap().broadcast(placement, lambda: text, 20.0, NO_SIBLINGS)
 
     for text in ("addresses,secret", "of the second init()"):  # the first is in the store still
         threads = [threading.Thread(target=rank, args=(number,)) for number in (1, 0)]
@@ -159,4 +159,4 @@ def test_several_hosts_tell_each_other_through_torchruns_store(
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert told == {0: text, 1: text}
+        assert received == {0: text, 1: text}

@@ -140,7 +140,7 @@ class TwoHosts:
 
     command: ClassVar[list[str]]
     environment: ClassVar[dict[str, str]]
-    """Variables by which mpirun is told of its ssh, whose path takes the place of ``{ssh}``."""
+    """Variables that name the ssh of mpirun; its path replaces ``{ssh}``."""
 
     def run(
         self, made: Hosts, folder: Path, *command: str, **more: str

@@ -338,9 +338,9 @@ def any_value(kind: type[Variables]) -> st.SearchStrategy[Variables]:
 
 
 @given(st.tuples(*map(any_value, KINDS)))
-def test_all_three_survive_the_environment(told: tuple[Variables, ...]) -> None:
-    env = {name: text for each in told for name, text in each.to_env().items()}
-    assert tuple(kind.from_env(env) for kind in KINDS) == told
+def test_all_three_survive_the_environment(all_three: tuple[Variables, ...]) -> None:
+    env = {name: text for each in all_three for name, text in each.to_env().items()}
+    assert tuple(kind.from_env(env) for kind in KINDS) == all_three
 
 
 def test_variables_of_a_placement_omit_defaults() -> None:

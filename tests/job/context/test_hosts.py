@@ -114,7 +114,7 @@ try:
         reduce(10 if waiting == "board" else 1 << 22)
 except HorovodInternalError as error:
     print(error, flush=True)
-    os._exit(0)  # the store cannot be told
+    os._exit(0)  # without a report to the store
 """
 
 

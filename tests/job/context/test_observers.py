@@ -66,9 +66,9 @@ def test_a_timeline_that_is_started_and_stopped(
         context.stop_timeline()
         run("outside")
         assert ("CYCLE_START" in names(tmp_path / f"t{turn}.json")) is mark_cycles
-        told = (tmp_path / f"t{turn}.json").read_text()
-        assert f"a{turn}" in told
-        assert "outside" not in told
+        content = (tmp_path / f"t{turn}.json").read_text()
+        assert f"a{turn}" in content
+        assert "outside" not in content
     with pytest.raises(SettingsError, match=mentioning("No such file")):
         context.start_timeline("/nowhere/t.json")
     run("still alive")

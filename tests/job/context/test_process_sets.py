@@ -109,7 +109,7 @@ def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> No
 
     nobody, one, two = job(3, fn, wire=wire, dynamic_process_sets=True)
     assert nobody == []
-    assert all("rank 2 differs from rank 1" in told for told in (one[0], *two))
+    assert all("rank 2 differs from rank 1" in message for message in (one[0], *two))
     assert one[1] == 2
     assert mentions(one[2], "Rank 2", "rank 1")
 

@@ -234,13 +234,13 @@ def test_ranks_whose_settings_do_not_go_together_say_so(
     """
     connect = wiring.connect
 
-    def told(
+    def connect_to(
         placement: Placement, connection: Connection, settings: Settings, *more: object
     ) -> object:
         theirs = settings.replace(**(other if placement.rank else mine))
         return connect(placement, connection, theirs, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(wiring, "connect", told)
+    monkeypatch.setattr(wiring, "connect", connect_to)
     with pytest.raises(SettingsError, match=mentioning("rank 0", says)):
         run(2, monkeypatch)
 

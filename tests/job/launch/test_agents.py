@@ -167,23 +167,23 @@ def test_a_host_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) 
 def test_a_readable_cluster_gets_only_a_token_with_tls() -> None:
     class Open(Command):
         def start(self, facts: Mapping[str, Any]) -> None:
-            told.update(facts)
+            received.update(facts)
 
-    told: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     secret = new_secret(tls=True)
     allocation = AgentAllocation(Open("mpi", ["true"], "here", "lo"), [AgentPlace(1)], 10.0)
     store = allocation.listen(secret)
     try:
         allocation.start(["python"], {})
-        assert secret not in str(told)
-        assert told["address"] != store.address
-        client = redeem(StoreClient(told["address"], told["secret"], timeout=60.0), 0)
+        assert secret not in str(received)
+        assert received["address"] != store.address
+        client = redeem(StoreClient(received["address"], received["secret"], timeout=60.0), 0)
         assert (client.address, client.secret) == (store.address, secret)
         client.set("agent/0/hello", json.dumps(HELLO).encode())
         client.close()
         assert allocation.slots() is not None
         with pytest.raises(RendezvousError):  # all are in
-            StoreClient(told["address"], told["secret"], timeout=60.0)
+            StoreClient(received["address"], received["secret"], timeout=60.0)
     finally:
         allocation.close()
         store.close()

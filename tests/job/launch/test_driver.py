@@ -341,11 +341,11 @@ class TestTheDriverEnds:
 
     def test_a_second_interrupt_does_not_wait(self, jobs: Marked, tmp_path: Path) -> None:
         code = (
-            f"trap 'touch {tmp_path}/told' TERM; touch {tmp_path}/begun; while true; do sleep 0.1;"
+            f"trap 'touch {tmp_path}/ended' TERM; touch {tmp_path}/begun; while true; do sleep 0.1;"
             " done"
         )
         process = jobs.start("run", "-np", "1", "--grace-seconds", "1000", "bash", "-c", code)
-        for name in ("begun", "told"):
+        for name in ("begun", "ended"):
             assert wait_until((tmp_path / name).exists)
             process.send_signal(signal.SIGINT)
             time.sleep(driver_signals.TWICE)

@@ -200,11 +200,11 @@ class TestExplain:
         assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
 
     @pytest.mark.parametrize(
-        "told", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))]
+        "last_line", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))]
     )
-    def test_an_exit_code_after_lines_about_a_lost_rank(self, told: str) -> None:
+    def test_an_exit_code_after_lines_about_a_lost_rank(self, last_line: str) -> None:
         """``traceback.print_exc(); os._exit(1)``: no outcome."""
-        tails = {0: f"Traceback ...\n{told}", 1: "ValueError: boom"}
+        tails = {0: f"Traceback ...\n{last_line}", 1: "ValueError: boom"}
         waiting = explain([Event(0, code=1)], HOSTS[:2], tails)
         assert waiting is not None
         assert waiting.patience == 3.0
@@ -450,18 +450,20 @@ def story(rng: random.Random) -> Story:
 def test_victims_are_never_blamed(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(500):
-        told = story(rng)
-        hosts = ["here"] * told.size
-        final = explain(told.events, hosts)
+        failure = story(rng)
+        hosts = ["here"] * failure.size
+        final = explain(failure.events, hosts)
         assert final is not None
-        assert final.rank == told.cause, told
-        for length in range(len(told.events)):
-            verdict = explain(told.events[:length], hosts)
+        assert final.rank == failure.cause, failure
+        for length in range(len(failure.events)):
+            verdict = explain(failure.events[:length], hosts)
             if verdict is not None:
                 assert verdict.rank not in {
-                    e.rank for e in told.events[:length] if e.outcome and e.rank in told.victims
+                    e.rank
+                    for e in failure.events[:length]
+                    if e.outcome and e.rank in failure.victims
                 }
-                assert verdict.rank == told.cause or verdict.patience > 0, (
+                assert verdict.rank == failure.cause or verdict.patience > 0, (
                     "a wrong cause must not be certain"
                 )
 

@@ -177,9 +177,9 @@ def test_a_python_that_does_not_start_is_explained() -> None:
         check=False,
     )
     said = reason("h1", done.returncode, done.stderr.decode())
-    told = "PYTHONHOME(=/opt/other| or PYTHONPATH)"  # Python 3.13 keeps its value to itself
+    variable = "PYTHONHOME(=/opt/other| or PYTHONPATH)"  # Python 3.13 keeps its value to itself
     assert re.fullmatch(
-        rf"its Python does not start \(.+\); {told} is set there, .*: unset it", said
+        rf"its Python does not start \(.+\); {variable} is set there, .*: unset it", said
     )
 
 

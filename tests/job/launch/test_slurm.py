@@ -27,14 +27,14 @@ import os, signal, subprocess, threading
 import numpy as np
 import farandole.numpy as hvd
 
-told = threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: told.set())
+signalled = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: signalled.set())
 hvd.init()
 assert not [name for name in os.environ if name.startswith(("SLURM_PROCID", "SLURM_STEP_", "PMI"))]
 total = hvd.allreduce(np.ones(2, np.float32), op=hvd.Sum)
 if hvd.rank() == 0:  # as Slurm does it before the time limit, with --signal=USR1
     subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
-heard = told.wait(60)
+heard = signalled.wait(60)
 print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), total.tolist(), os.environ["SLURM_JOB_ID"], heard, flush=True)
 hvd.allreduce(np.ones(2, np.float32))
 if hvd.rank() == 1:
@@ -96,8 +96,8 @@ def test_the_documented_batch_file_survives_its_time_limit(
 
     out = tmp_path / "out"
     assert wait_until(turns, 150)
-    told = slurm_cluster.run(["scancel", "--signal=USR1", job])
-    assert told.returncode == 0, told.stderr
+    cancelled = slurm_cluster.run(["scancel", "--signal=USR1", job])
+    assert cancelled.returncode == 0, cancelled.stderr
 
     def waits() -> bool:
         """Return whether the requeued job is pending or done: Slurm delays its next turn by two

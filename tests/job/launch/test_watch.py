@@ -158,11 +158,11 @@ def test_the_first_of_ranks_that_end_together_is_the_cause() -> None:
 
 def test_a_rank_that_cannot_be_ended_is_reported_once() -> None:
     """Ending it takes seconds. Its host may hang."""
-    told: list[None] = []
+    calls: list[None] = []
 
     class Hanging(Played):
         def terminate(self) -> None:
-            told.append(None)
+            calls.append(None)
 
         def kill(self) -> None: ...
 
@@ -183,5 +183,5 @@ def test_a_rank_that_cannot_be_ended_is_reported_once() -> None:
             end()
     finally:
         store.close()
-    assert len(told) == 1
+    assert len(calls) == 1
     workers[1].end(0)

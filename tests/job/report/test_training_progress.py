@@ -23,15 +23,15 @@ def test_a_report_without_progress_is_empty() -> None:
 
 
 def test_rate_of_the_busiest_optimizer() -> None:
-    told = TrainingProgress()
-    busy, lazy = told.counter(), told.counter()
-    told.report(10.0)
+    progress = TrainingProgress()
+    busy, lazy = progress.counter(), progress.counter()
+    progress.report(10.0)
     busy.steps += 30
     lazy.steps += 2
-    assert told.report(12.0) == {"step": 30, "rate": 15.0}
+    assert progress.report(12.0) == {"step": 30, "rate": 15.0}
     del busy
     lazy.steps += 2
-    assert told.report(13.0)["step"] == 4, "optimizers that are gone do not count"
+    assert progress.report(13.0)["step"] == 4, "optimizers that are gone do not count"
 
 
 def test_an_optimizer_that_is_gone_takes_nothing_back() -> None:
@@ -49,33 +49,33 @@ def test_an_optimizer_that_is_gone_takes_nothing_back() -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    told = TrainingProgress()
-    counter = told.counter()
+    progress = TrainingProgress()
+    counter = progress.counter()
     for second in range(30):
         counter.steps += 1 if second < 15 else 100
-        found = told.report(float(second))
+        found = progress.report(float(second))
     assert found["rate"] == 100.0
 
 
 def test_time_left() -> None:
-    told = TrainingProgress()
-    counter = told.counter()
+    progress = TrainingProgress()
+    counter = progress.counter()
     counter.steps = 500  # of an earlier training
-    told.epoch(2, 3, 100)
-    told.report(0.0)
+    progress.epoch(2, 3, 100)
+    progress.report(0.0)
     counter.steps += 40
-    found = told.report(4.0)
+    found = progress.report(4.0)
     assert found == {"step": 40, "rate": 10.0, "epoch": 2, "epochs": 3, "steps": 100, "left": 16.0}
     assert described(found) == ["epoch 2/3", "step 40/100", "10 steps/s", "16 s left"]
 
 
 def test_rows_and_the_loss_of_the_epoch_before() -> None:
-    told = TrainingProgress()
-    counter = told.counter()
-    told.epoch(2, 3, 100, rows=256, loss=0.12345)
-    told.report(0.0)
+    progress = TrainingProgress()
+    counter = progress.counter()
+    progress.epoch(2, 3, 100, rows=256, loss=0.12345)
+    progress.report(0.0)
     counter.steps += 40
-    assert described(told.report(4.0)) == [
+    assert described(progress.report(4.0)) == [
         "epoch 2/3",
         "step 40/100",
         "loss 0.1235",
@@ -85,12 +85,12 @@ def test_rows_and_the_loss_of_the_epoch_before() -> None:
 
 
 def test_epochs_of_unknown_length() -> None:
-    told = TrainingProgress()
-    told.epoch(1, 3, 0)
-    counter = told.counter()
-    told.report(0.0)
+    progress = TrainingProgress()
+    progress.epoch(1, 3, 0)
+    counter = progress.counter()
+    progress.report(0.0)
     counter.steps += 5
-    assert described(told.report(2.0)) == ["epoch 1/3", "step 5", "2.5 steps/s"]
+    assert described(progress.report(2.0)) == ["epoch 1/3", "step 5", "2.5 steps/s"]
 
 
 @pytest.mark.parametrize(("watched", "rank"), [("", "0"), ("1", "1")])

@@ -136,16 +136,16 @@ def test_datasets_shuffled_differently_by_ranks_are_reported() -> None:
         data = tf.data.Dataset.from_tensor_slices((x, y))
         shuffled = data.shuffle(8).map(lambda *row: row).repeat(2)
         kinds = {"plain": data, "shuffled": shuffled, "alike": data.shuffle(8, seed=1)}
-        told = {}
+        is_reported = {}
         for name, kind in kinds.items():
             with p.said() as said:
                 hvd.shard(kind.batch(4))
-            told[name] = any("in a different order on each rank" in each for each in said)
+            is_reported[name] = any("in a different order on each rank" in each for each in said)
         for name, seed in (("fit", 1 + rank), ("alike in fit", 1)):
             with p.said() as said:
                 model.fit(data.shuffle(8, seed=seed).batch(4), verbose=0)
-            told[name] = any("in a different order on each rank" in each for each in said)
-        return told
+            is_reported[name] = any("in a different order on each rank" in each for each in said)
+        return is_reported
 
     zero, one = on(QUICK, 2, deal)
     assert zero == {

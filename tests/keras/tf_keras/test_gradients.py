@@ -59,11 +59,11 @@ def test_gradients_of_an_old_optimizer_are_reduced_once(passes: int, compiled: b
         def computed() -> None:
             optimizer.apply_gradients(optimizer._compute_gradients(loss, var_list=[weight]))
 
-        def told() -> None:
+        def by_argument() -> None:
             pairs = optimizer._compute_gradients(loss, var_list=[weight])
             optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
-        ways = [minimized, computed, told]
+        ways = [minimized, computed, by_argument]
         for way in map(tf.function, ways) if compiled else ways:
             for _ in range(passes):
                 way()

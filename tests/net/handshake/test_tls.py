@@ -214,9 +214,17 @@ def test_the_certificate_is_the_same_everywhere_and_true(tmp_path: Path) -> None
     assert made[0] != certificate.make(os.urandom(32))[0]
     file = tmp_path / "certificate"
     file.write_text(made[0])
-    told = ["openssl", "verify", "-x509_strict", "-check_ss_sig", "-CAfile", str(file), str(file)]
+    command = [
+        "openssl",
+        "verify",
+        "-x509_strict",
+        "-check_ss_sig",
+        "-CAfile",
+        str(file),
+        str(file),
+    ]
     try:
-        done = subprocess.run(told, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip("the command openssl is not installed")
     assert done.stdout == f"{file}: OK\n", done.stderr

@@ -324,13 +324,13 @@ def test_exchanges_that_are_no_collectives_are_in_the_timeline(tmp_path: Path) -
     lines = {
         event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
     }
-    told = {
+    activities = {
         (lines[event["pid"]], event["name"])
         for event in events
         if event["ph"] == "X" and event["dur"]
     }
-    assert {("test.weights.1", "SERVERS_PUSH"), ("test.weights.1", "SERVERS_PULL")} <= told
-    assert ("test.weights.2", "AVERAGE_WITH_RANK_1") in told
+    assert {("test.weights.1", "SERVERS_PUSH"), ("test.weights.1", "SERVERS_PULL")} <= activities
+    assert ("test.weights.2", "AVERAGE_WITH_RANK_1") in activities
 
 
 def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:

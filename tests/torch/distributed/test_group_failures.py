@@ -130,9 +130,9 @@ def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
         # on rank 2 too: it gets no result that the others do not have
         assert names_rank_2(text), texts
     stands = (" is at:\n", f"    {__file__}, line ", "error_of(lambda: dist.")
-    told = any(all(part in text for part in stands) for text in texts)
+    is_named = any(all(part in text for part in stands) for text in texts)
     # on a machine that is too busy
-    assert told or any("does not answer" in text for text in texts), texts
+    assert is_named or any("does not answer" in text for text in texts), texts
     first, second, died = members(3, lambda rank: too_late(rank, "killed"), wire=wire, deaths=True)
     assert isinstance(died, Died)
     assert "rank 2" in first

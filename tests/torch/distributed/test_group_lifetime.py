@@ -297,10 +297,10 @@ def with_another_secret(_: int) -> None:
 
     before = os.environ.get("FARANDOLE_SECRET")
     try:
-        for own, told, started in (("a" * 64, "b" * 64, "rank 1"), ("", "", "rank 0")):
+        for own, by_other, started in (("a" * 64, "b" * 64, "rank 1"), ("", "", "rank 0")):
             os.environ["FARANDOLE_SECRET"] = own
             store = dist.HashStore()
-            store.set("farandole/wire/2/1", json.dumps({"scope": "s", "secret": told}))
+            store.set("farandole/wire/2/1", json.dumps({"scope": "s", "secret": by_other}))
             with pytest.raises(SettingsError, match=mentioning(started, "Farandole")):
                 meet(store, 1, 2, 5.0)
     finally:

@@ -56,9 +56,9 @@ def test_a_refusal_on_one_rank_is_that_call_on_the_others(wire: str) -> None:
             "ValueError" if rank == one else "RefusedError" for one in refusing
         ]
     for call, one in enumerate(refusing):
-        own, told = by_rank[one][call][1], by_rank[1 - one][call][1]
-        assert mentions(told, f"rank {one}"), told
-        assert f"ValueError: {own}"[:600] in told
+        own, others = by_rank[one][call][1], by_rank[1 - one][call][1]
+        assert mentions(others, f"rank {one}"), others
+        assert f"ValueError: {own}"[:600] in others
 
 
 def expanded(rank: int) -> None:
