@@ -37,6 +37,20 @@ class StrategyStates:
         for exchange, state in self._saved:
             exchange.load_state_dict(state)
 
+    def saved_values(self) -> list[Mapping[str, Any]]:
+        """Return the copies."""
+        return [state for _, state in self._saved]
+
+    def use_saved_values(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the copies. Raises ValueError for states of another number of optimizers."""
+        exchanges = [exchange for exchange, _ in self._exchanges()]
+        if states and len(states) != len(exchanges):
+            raise ValueError(
+                f"the commit has {len(states)} optimizers that exchange weights, and the state has"
+                f" {len(exchanges)}"
+            )
+        self._saved = list(zip(exchanges, states, strict=False))
+
     def merge(self) -> None:
         """Send rank 0 the mean of the variables of all trained ranks, before its variables are sent
         in an elastic job. Collective.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
@@ -38,6 +39,7 @@ class MXNetState(ObjectState):
         self._parameters = list(collected.values())
         self._copies: list[Array] = []
         self._optimizer = b""
+        self._strategy: Mapping[str, Any] | None = None  # the state of the trainer's strategy
         super().__init__(**kwargs)
         self._save_net()
 
@@ -47,28 +49,42 @@ class MXNetState(ObjectState):
 
     def restore(self) -> None:
         self._load(self._copies, self._optimizer)
+        exchange = self._exchange()
+        if exchange is not None and self._strategy is not None:
+            exchange.load_state_dict(self._strategy)
         super().restore()
 
     def sync(self) -> None:
         names = canonical(parameter.name for parameter in self._parameters)
         weights = broadcast_arrays(self._weights(), list(names))
         optimizer = broadcast_object(self._states())
+        exchange = self._exchange()
+        strategy = None if exchange is None else broadcast_object(exchange.state_dict())
         received = self._receive()
         self._load(weights, optimizer)
+        if exchange is not None:
+            exchange.share(strategy)
         self._save_net()
         self._adopt(received)
 
     def saved_values(self) -> Any:
-        return self._copies, self._optimizer, self._saved
+        return self._copies, self._optimizer, self._strategy, self._saved
 
     def use_saved_values(self, saved: Any) -> None:
-        copies, optimizer, values = saved
+        copies, optimizer, *strategy, values = saved  # earlier versions saved no strategy
         check_fit(self._copies, copies)
         super().use_saved_values(values)
         self._copies, self._optimizer = copies, optimizer
+        self._strategy = strategy[0] if strategy else None
 
     def _save_net(self) -> None:
         self._copies, self._optimizer = self._weights(), self._states()
+        exchange = self._exchange()
+        self._strategy = None if exchange is None else exchange.state_dict()
+
+    def _exchange(self) -> Any:
+        """Return the exchanges of the trainer's weights; None if it exchanges gradients."""
+        return getattr(self.trainer, "_exchange", None)
 
     def _weights(self) -> list[Array]:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,26 @@ class TrainerExchange:
         """Replace each rank's weights by their mean over all ranks."""
         self._kept.begin(parameters, _read, _trained(parameters))
         self._change(parameters, self._kept.average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, and the strategy's state; see ``StatefulExchange``."""
+        return {**self._kept.state_dict(), "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state. Raises ValueError for the state of another strategy."""
+        self._kept.load_state_dict(state)
+        self._step = state["step"]
+
+    def share(self, state: Mapping[str, Any]) -> None:
+        """Load rank 0's state, on all ranks. If the strategy does not keep it equal on all of them,
+        it begins again, apart from the number of steps.
+        """
+        self._kept.exchange.forget_kept()
+        if self._strategy.reference.same_slots:
+            self.load_state_dict(state)
+        else:
+            self._kept.restart()
+            self._step = state["step"]
 
     def _check_precision(self, parameters: Sequence[Any], optimizer: Any) -> None:
         trained = itertools.compress(parameters, _trained(parameters))

@@ -67,6 +67,7 @@ class WeightExchange:
         self._joins = 0  # the engine's joins when the ranks' strategies were compared
         self._exchanged = False  # whether these weights have been exchanged
         self.inner: Inner | None = None  # the properties of the inner optimizer
+        context.keep_each_rank(self)
 
     def describe(self, inner: InnerOptimizer | None) -> None:
         """Record the properties of the inner optimizer."""

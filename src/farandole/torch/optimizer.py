@@ -405,6 +405,7 @@ class OptimizerState:
             self._describe(self.reducer.codec_context)
         if state_label(self.reducer.codec):
             loss_scale.watch()
+            context.keep_each_rank(self)  # residuals
         self._arrivals = Arrivals(self.reducer)
         self.catch_up = self._arrivals.catch_up
         self.update_hooks()

@@ -47,16 +47,16 @@ def test_each_notice_of_the_driver_interrupts_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_all_ranks_follow_rank_0() -> None:
-    state = ObjectState(lambda values: (True, 3.0, 5, HostUpdateResult.removed), lambda: 1)
+    state = ObjectState(lambda values: (True, 3.0, 5, HostUpdateResult.removed, False), lambda: 1)
     assert interrupts(state) == [True]
     assert (state._last_update, state._last_notice) == (3.0, 5)
 
 
 def test_ranks_agree_on_the_changes_of_each() -> None:
-    def check(rank: int) -> tuple[bool, float, int, int]:
-        return context.agree_on_changes(rank == 1, 2.5 * rank, 3 - rank, 1 + rank)
+    def check(rank: int) -> tuple[bool, float, int, int, bool]:
+        return context.agree_on_changes(rank == 1, 2.5 * rank, 3 - rank, 1 + rank, rank == 0)
 
-    assert job(2, check) == [(True, 2.5, 3, HostUpdateResult.mixed)] * 2
+    assert job(2, check) == [(True, 2.5, 3, HostUpdateResult.mixed, True)] * 2
 
 
 def test_a_commit_returns_when_all_ranks_have_saved(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def _loop(
                 if keeper is not None:
                     keeper.load(state)
                 state.sync()
+                if keeper is not None:
+                    keeper.use_own_values(state)
                 context.count_sync()
             if keeper is not None:
                 keeper.hand_over(state)

@@ -51,6 +51,7 @@ class State:
     # Set by ``elastic.run`` if commits are also kept outside of this rank (``core.api.commits``).
     _keeper: Any = None
     _commits = False  # whether a commit is in progress
+    _is_due = False  # whether rank 0 writes the last commit to a folder
 
     def __init__(
         self,
@@ -120,6 +121,8 @@ class State:
             self.check_host_updates()
         finally:
             self._commits = False
+        if self._is_due and self._keeper is not None:
+            self._keeper.write()
 
     def begin_checks(self) -> None:
         """Begin the checks requested by the settings: one measures the steps before the first
@@ -203,7 +206,9 @@ class State:
             return
         if context.takes_part() and not self._commits:  # all ranks take part in a commit
             context.announce_check()
+        due = self._commits and self._keeper is not None and self._keeper.is_due()
         if context.commits_alone():
+            self._is_due = due
             if context.has_to_leave() or not self._messages.empty():
                 raise HostsUpdatedInterrupt(skip_sync=False)
             return
@@ -217,10 +222,10 @@ class State:
             if timestamp > last:
                 last, changes = timestamp, changes | change
         is_new = (last, number) != (self._last_update, self._last_notice)
-        found = is_new, last, number, int(changes)
+        found = is_new, last, number, int(changes), due
         # One reduction costs a third of an object's exchanges, and completes the commit: no rank
         # continues before all ranks have saved it.
-        is_new, last, number, changes = (
+        is_new, last, number, changes, self._is_due = (
             context.agree_on_changes(*found) if context.is_elastic() else self._bcast_object(found)
         )
         self._last_update, self._last_notice = last, number
@@ -349,6 +354,12 @@ class ObjectState(State):
     def saved_own_values(self) -> dict[str, Any]:
         """Return this rank's own values in the last ``save``."""
         return {name: self._saved[name] for name in self._merges}
+
+    def use_own_values(self, values: Mapping[str, Any]) -> None:
+        """Set and save this rank's own values, by name."""
+        for name in self._merges.keys() & values.keys():
+            self._saved[name] = values[name]
+            setattr(self, name, copy.deepcopy(values[name]))
 
     def save(self) -> None:
         self._saved = self._values()

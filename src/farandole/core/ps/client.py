@@ -17,10 +17,11 @@ from farandole.core.ps.clocks import Rule
 from farandole.core.ps.connection import ServerConnection
 from farandole.core.ps.group import codec_of_pushes, facts
 from farandole.core.ps.layout import spread
+from farandole.core.ps.saved_states import LoadedStates, SavedOptimizer
 from farandole.core.ps.share import Sending, Share, Tensor
 from farandole.core.ps.staleness import Staleness
 from farandole.core.ps.wire import Message
-from farandole.errors import HorovodInternalError, PeerLostError
+from farandole.errors import DataError, HorovodInternalError, PeerLostError
 
 if TYPE_CHECKING:
     from farandole.base.types import Array
@@ -43,6 +44,7 @@ class Servers:
     - ``scope``: This rank's current session in the job.
     - ``patience``: See ``ServerConnection``.
     - ``look_up``: In an elastic job, returns the present addresses of the server with a number.
+    - ``loaded``: The optimizers' states with which the first centres begin.
     """
 
     def __init__(
@@ -54,7 +56,10 @@ class Servers:
         scope: str,
         patience: float = 0.0,
         look_up: Callable[[int], Sequence[str]] | None = None,
+        loaded: LoadedStates | None = None,
     ) -> None:
+        self.loaded = LoadedStates() if loaded is None else loaded
+        self.taken: list[SavedOptimizer] = []  # loaded states of this session's centres
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
         self.servers = [
@@ -101,6 +106,8 @@ class Servers:
             self, name, ranks, rule, spec, weights, names, statistics, codec, after, commit
         )
         self._clients.append(found)
+        if after is not None:
+            after.is_replaced = True
         return found
 
     @contextlib.contextmanager
@@ -131,6 +138,20 @@ class Servers:
         """Make the servers keep the states of their optimizers for a rank's commit ``number``."""
         if any(client.rule.sync and client.rule.optimizer in KINDS for client in self._clients):
             self._tell({"do": "commit", "number": number})
+        self.loaded.drop(self.taken)
+
+    def optimizer_states(self, number: int) -> list[SavedOptimizer]:
+        """Return the states of the servers' optimizers at commit ``number``; of asynchronous
+        centres, the present ones.
+
+        Raises OSError or HorovodInternalError if a server is lost, and DataError if a server no
+        longer has the state of the commit.
+        """
+        return [
+            client.optimizer_state(number)
+            for client in self._clients
+            if client.rule.optimizer in KINDS and not client.is_replaced
+        ]
 
     def leave(self) -> None:
         """Stop other ranks from waiting for this rank until it pushes again."""
@@ -192,8 +213,14 @@ class CentreClient:
         self._staleness = Staleness()
         self.rule = rule
         self._resumed = False  # whether the next push only fetches the centre
+        self._follows = after is not None
+        self.is_replaced = False  # whether the optimizer's weights are at another centre now
         arrays = [*weights, *statistics]
         self._sizes = [array.size for array in arrays]
+        self._weights = [
+            (name, tuple(array.shape)) for name, array in zip(names, weights, strict=True)
+        ]
+        self._kinds = [array.dtype for array in weights]
         labels = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
         tensors = [
             Tensor(name, array.shape, array.dtype.newbyteorder("<").str, place >= len(weights))
@@ -204,6 +231,8 @@ class CentreClient:
             Share(server, own, tensors, codec)
             for server, own in zip(servers.servers, pieces, strict=True)
         ]
+        self._begins_with: SavedOptimizer | None = None  # from the loaded commit
+        self._is_kept = False  # whether the servers keep the optimizer's state of a commit
         self._still = [array.copy() for array in statistics]  # values in the last answer
         self._number = 0  # number of the last answered push or flush
         self._versions = [0] * len(self._shares)  # versions in the last answers
@@ -295,6 +324,7 @@ class CentreClient:
                 answer = share.server.answer(share.server.ask(message), message, None, ())
                 self._check(answer)
                 self._resumed |= bool(answer.get("resumed"))
+                self._is_kept |= bool(answer.get("kept"))
 
     def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
         """Send a request to all servers, then receive all answers into ``arrays``.
@@ -359,18 +389,81 @@ class CentreClient:
         answer = share.server.answer(sent, message, arrays, share.incoming)
         while answer.get("give") and "error" not in answer:
             share.pack(first)
-            begin = {"do": "begin", "group": self._name}
-            self._check(
-                share.server.answer(
-                    share.server.ask(begin, share.outgoing), begin, share.outgoing, ()
-                )
-            )
+            begin, kept = self._beginning(share)
+            values = [*share.outgoing, *kept]
+            self._check(share.server.answer(share.server.ask(begin, values), begin, values, ()))
             share.pack(flat)
             answer = share.server.answer(
                 share.server.ask(message, arrays), message, arrays, share.incoming
             )
         self._check(answer)
         return answer
+
+    def _beginning(self, share: Share) -> tuple[Message, list[Array]]:
+        """Return the message that creates the centre, and the share of the optimizer's state from
+        the loaded commit that follows the weights.
+        """
+        message: Message = {"do": "begin", "group": self._name}
+        if self._follows or self._is_kept or self.rule.optimizer not in KINDS:
+            return message, []
+        loaded, taken = self._servers.loaded, self._servers.taken
+        if self._begins_with is None:
+            self._begins_with = loaded.find(self._name, self.rule, self._weights, taken)
+            if self._begins_with is None:
+                self._warn_of_lost_state()
+                return message, []
+            taken.append(self._begins_with)
+        found = self._begins_with
+        if not found.kept:
+            return message, []
+        memory = share.optimizer_memory(len(found.kept))
+        share.pack_optimizer(memory, found.kept)
+        # the servers number the first synchronization, too
+        return {**message, "steps": found.steps, "commit": loaded.commit + 1}, memory
+
+    def _warn_of_lost_state(self) -> None:
+        loaded = self._servers.loaded
+        if loaded.warned or not loaded.lacks(self.rule):
+            return
+        loaded.warned = True
+        logger.warning(
+            "%s: commit %d has no state for optimizer=%s of strategy %s on the parameter servers,"
+            " which begins again with zeros for %d weight(s). To continue exactly, use the"
+            " strategy and the weights of the job that wrote the commit",
+            self._label(),
+            loaded.commit,
+            self.rule.optimizer,
+            self._spec,
+            len(self._weights),
+        )
+
+    def optimizer_state(self, number: int) -> SavedOptimizer:
+        """Return the optimizer's state; see ``Servers.optimizer_states``."""
+        kinds = KINDS[self.rule.optimizer]
+        sizes = self._sizes[: len(self._weights)]
+        kept = [
+            [np.zeros(size, kind) for size, kind in zip(sizes, self._kinds, strict=True)]
+            for _ in range(kinds)
+        ]
+        memories = [share.optimizer_memory(kinds) for share in self._shares]
+        message = {"do": "optimizer", "group": self._name, "number": number}
+        with self._servers.speaking():
+            asked = [share.server.ask(message) for share in self._shares]
+            answers = [
+                share.server.answer(sent, message, None, memory)
+                for share, sent, memory in zip(self._shares, asked, memories, strict=True)
+            ]
+        for share, memory, answer in zip(self._shares, memories, answers, strict=True):
+            if answer.get("data"):
+                share.unpack_optimizer(memory, kept)
+            elif answer["begun"]:
+                raise DataError(
+                    f"{self._label()}: parameter server {share.server.number} no longer has its"
+                    f" state at commit {number}"
+                )
+        steps = max((int(answer.get("steps", 0)) for answer in answers), default=0)
+        name, optimizer = self._name, self.rule.optimizer
+        return SavedOptimizer(name, optimizer, self._weights, steps, kept if steps else [])
 
     def _check(self, answer: Message) -> None:
         if "error" in answer:

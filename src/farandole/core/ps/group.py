@@ -12,7 +12,7 @@ import numpy as np
 
 from farandole.base.contracts import PushCodec
 from farandole.core.kernels import quiet
-from farandole.core.ps.centre import Centre, OptimizerState
+from farandole.core.ps.centre import KINDS, Centre, OptimizerState
 from farandole.core.ps.clocks import Clocks, Rule
 from farandole.core.ps.wire import TYPES, Message
 from farandole.errors import SettingsError, WireError
@@ -115,12 +115,40 @@ class CentreGroup:
         except (ValueError, IndexError) as error:
             raise WireError(f"a push cannot be decoded by {self._codec.spec}: {error}") from None
 
-    def begin(self, values: Sequence[Array]) -> None:
-        """Create the centre from the initial weights, unless it exists."""
-        if self.centre is None:
-            self.centre = Centre(self.clocks, values, self.statistics)
-            if self.commits:  # of the previous membership
-                self.centre.optimizer_state = self.commits[max(self.commits)]
+    def arrays_of(self, message: Message) -> list[Array]:
+        """Return new memory for the arrays of a message: this server's share, and in a ``begin``
+        with ``steps`` the optimizer's state after them.
+        """
+        trained = self._parts[: len(self._parts) - self.statistics]
+        kinds = KINDS.get(self.rule.optimizer, 0) if "steps" in message else 0
+        kept = [np.empty(count, dtype=kind) for _ in range(kinds) for kind, count in trained]
+        return [*self.arrays(), *kept]
+
+    def begin(self, values: Sequence[Array], steps: int = 0, commit: int = 0) -> None:
+        """Create the centre, unless it exists, from the initial weights. The optimizer's state
+        after ``steps`` steps, of commit ``commit`` on disk, may follow them; see ``arrays_of``.
+        """
+        if self.centre is not None:
+            return
+        count, kinds = len(self._parts), KINDS.get(self.rule.optimizer, 0)
+        kept, trained = values[count:], count - self.statistics
+        self.centre = Centre(self.clocks, values[:count], self.statistics)
+        if self.commits:  # of the previous membership
+            self.centre.optimizer_state = self.commits[max(self.commits)]
+        elif kept:
+            begins = range(0, kinds * trained, trained)
+            state = OptimizerState(steps, [list(kept[begin : begin + trained]) for begin in begins])
+            self.centre.optimizer_state = state
+            if self.rule.sync:  # the ranks may return to this commit
+                self.commits = {commit: state}
+
+    def optimizer_state(self, number: int) -> OptimizerState | None:
+        """Return the optimizer's state at commit ``number``, or its present state if ranks never
+        return to a commit; None if it is unknown.
+        """
+        if self.rule.sync:
+            return self.commits.get(number)
+        return None if self.centre is None else self.centre.optimizer_state
 
     def commit(self, number: int) -> None:
         """Keep the optimizer's state for commit ``number`` and for the previous commit: a rank may

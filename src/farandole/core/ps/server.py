@@ -210,7 +210,7 @@ class CentreServer(Listener):
     def _count(self, name: Name, message: Message, rank: int, arrays: list[Array]) -> Any:
         group, what = self._groups[name], message["do"]
         if what == "begin":
-            group.begin(arrays)
+            group.begin(arrays, int(message.get("steps", 0)), int(message.get("commit", 0)))
             return None
         if group.centre is None:
             raise WireError(f"rank {rank} sent a {what} before a centre existed")
@@ -323,6 +323,9 @@ class CentreServer(Listener):
     def group(self, name: Name) -> CentreGroup:
         return self._groups[name]
 
+    def known_group(self, name: Name) -> CentreGroup | None:
+        return self._groups.get(name)
+
     @property
     def changed(self) -> threading.Condition:
         return self._changed
@@ -347,7 +350,7 @@ class CentreServer(Listener):
             if message.get("data"):
                 if group is None:
                     raise WireError("the primary sent numbers of an unknown group")
-                arrays = group.arrays()
+                arrays = group.arrays_of(message)
                 receive_into(session, arrays)
             with self._changed:
                 if not self._promoted:
@@ -401,6 +404,8 @@ class Client:
             with self._server.changed:
                 self._server.event(name, message)
             send(self._session, {})
+        elif what == "optimizer":
+            self._send_optimizer(name, int(message["number"]))
         elif what in ("begin", "push", "flush", "pull"):
             self._exchange(name, message)
         else:
@@ -415,8 +420,21 @@ class Client:
             answer = _refusal(group) or {
                 "give": group.centre is None and group.first() == self.rank,
                 "resumed": group.resumed,
+                "kept": bool(group.commits),
             }
         send(self._session, answer)
+
+    def _send_optimizer(self, name: Name, number: int) -> None:
+        """Send the state of an optimizer at a commit."""
+        with self._server.changed:
+            group = self._server.known_group(name)
+            state = None if group is None else group.optimizer_state(number)
+            begun = group is not None and group.centre is not None
+        if state is None or not state.kept:
+            send(self._session, {"begun": begun})
+            return
+        arrays = [array for kept in state.kept for array in kept]
+        send(self._session, {"begun": True, "data": True, "steps": state.steps}, arrays)
 
     def _exchange(self, name: Name, message: Message) -> None:
         with self._server.changed:
@@ -424,6 +442,8 @@ class Client:
         if name not in self._memory:
             self._memory[name] = group.arrays(), group.arrays()
         incoming, outgoing = self._memory[name]
+        if message["do"] == "begin":
+            incoming = group.arrays_of(message)
         if message["do"] != "pull":
             self._receive(group, message, incoming)
         with self._server.changed:
@@ -454,8 +474,6 @@ class Client:
         server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
         if what == "begin":
             server.event(name, {**message, "data": True}, incoming)
-            # the input buffers belong to the centre now
-            self._memory[name] = group.arrays(), self._memory[name][1]
             return _refusal(group) or {}
         there = functools.partial(_can_start, group, rank)
         if not server.until(there, name, self):

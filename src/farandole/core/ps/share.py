@@ -115,6 +115,36 @@ class Share:
             for packed in sending.packed:
                 self._codec.arrived(packed, taken)
 
+    @property
+    def trained(self) -> list[tuple[str, int]]:
+        """Type and length of the arrays of weights."""
+        return self.parts[: len(self.parts) - self.statistics]
+
+    def optimizer_memory(self, kinds: int) -> list[Array]:
+        """Return memory for the state of the server's optimizer: its arrays by kind and part."""
+        return [np.zeros(count, dtype=kind) for _ in range(kinds) for kind, count in self.trained]
+
+    def pack_optimizer(self, memory: Sequence[Array], kept: Sequence[Sequence[Array]]) -> None:
+        """Copy this share of ``kept``, the flat arrays of all weights by kind, to ``memory``."""
+        for number, flat in enumerate(kept):
+            for piece, part, start in self._trained_places():
+                mine = memory[number * len(self.trained) + part]
+                mine[start : start + piece.end - piece.begin] = flat[piece.tensor][
+                    piece.begin : piece.end
+                ]
+
+    def unpack_optimizer(self, memory: Sequence[Array], kept: Sequence[Sequence[Array]]) -> None:
+        """Copy ``memory`` to this share of ``kept``; see ``pack_optimizer``."""
+        for number, flat in enumerate(kept):
+            for piece, part, start in self._trained_places():
+                mine = memory[number * len(self.trained) + part]
+                flat[piece.tensor][piece.begin : piece.end] = mine[
+                    start : start + piece.end - piece.begin
+                ]
+
+    def _trained_places(self) -> list[tuple[Piece, int, int]]:
+        return [each for each in self._places if each[1] < len(self.trained)]
+
     def pack(self, flat: Sequence[Array]) -> None:
         for (tensor, begin, end), place, start in self._places:
             self.outgoing[place][start : start + end - begin] = flat[tensor][begin:end]

@@ -30,7 +30,9 @@ from farandole.job.context.membership import has_state as has_state
 from farandole.job.context.membership import has_to_leave as has_to_leave
 from farandole.job.context.membership import is_elastic as is_elastic
 from farandole.job.context.membership import join as join
+from farandole.job.context.membership import keep_each_rank as keep_each_rank
 from farandole.job.context.membership import keeps_commits as keeps_commits
+from farandole.job.context.membership import keeps_each_rank as keeps_each_rank
 from farandole.job.context.membership import lost_commit as lost_commit
 from farandole.job.context.membership import most_failures as most_failures
 from farandole.job.context.membership import notice as notice
@@ -39,8 +41,10 @@ from farandole.job.context.membership import prepare_commit as prepare_commit
 from farandole.job.context.membership import rescues as rescues
 from farandole.job.context.parameter_servers import follows_centre as follows_centre
 from farandole.job.context.parameter_servers import leave_servers as leave_servers
+from farandole.job.context.parameter_servers import load_server_states as load_server_states
 from farandole.job.context.parameter_servers import peer_server as peer_server
 from farandole.job.context.parameter_servers import return_to_servers as return_to_servers
+from farandole.job.context.parameter_servers import server_states as server_states
 from farandole.job.context.parameter_servers import servers as servers
 from farandole.job.context.process_set import ProcessSet as ProcessSet
 from farandole.job.context.process_set import add_process_set as add_process_set

@@ -44,10 +44,11 @@ def watch(placement: Placement, connection: Connection, settings: Settings) -> N
     def await_rescue() -> None:
         with contextlib.suppress(HorovodInternalError, RendezvousError, OSError):
             client.get(keys.RESCUE, _FOREVER)
-            if session.takes_part() and session.placement().rank == 0:
+            if session.takes_part():
                 for rescue in membership.rescues:
                     rescue()
-                client.set(keys.rescued(process), b"")
+                if session.placement().rank == 0:
+                    client.set(keys.rescued(process), b"")
 
     threading.Thread(target=await_rescue, name="farandole-rescue", daemon=True).start()
     notices = SignalNotices(parse_sources(settings.preemption_notice, os.environ), on_signal)

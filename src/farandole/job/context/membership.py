@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ class _Participation:
     - ``asked``: The time of its last query for changes of hosts, in seconds.
     - ``alone``: The session in which it commits without the other ranks; empty for none.
     - ``names``: The names for its unnamed objects.
+    - ``apart``: The objects whose state may differ from the state of other ranks.
     """
 
     def __init__(self) -> None:
@@ -94,6 +96,7 @@ class _Participation:
         self.asked = 0.0
         self.alone = ""
         self.names = ObjectNames()
+        self.apart: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 _participation = _Participation()
@@ -129,6 +132,18 @@ def agreed_commit() -> int:
     job of a fixed size.
     """
     return _participation.agreed if is_elastic() else -1
+
+
+def keep_each_rank(owner: object) -> None:
+    """Let commits on disk have the values of each rank as long as ``owner`` exists: it trains
+    weights, or has residuals, that may differ between ranks.
+    """
+    _participation.apart.add(owner)
+
+
+def keeps_each_rank() -> bool:
+    """Return whether commits on disk have the values of each rank; see ``keep_each_rank``."""
+    return bool(_participation.apart)
 
 
 def count_commit() -> None:
@@ -362,19 +377,21 @@ def most_failures() -> int:
 
 
 def agree_on_changes(
-    is_new: bool, time: float, number: int, kinds: int
-) -> tuple[bool, float, int, int]:
+    is_new: bool, time: float, number: int, kinds: int, due: bool = False
+) -> tuple[bool, float, int, int, bool]:
     """Return the changes of hosts that any rank has found: whether there are any, the time (in
-    seconds) and the number of the newest, and the kinds of all (``HostUpdateResult``).
+    seconds) and the number of the newest, the kinds of all (``HostUpdateResult``), and whether
+    any rank has a commit that is ``due`` to be written.
 
     All ranks have called this function when it returns on one of them. Collective.
     """
     import numpy as np
 
     flags = [bool(kinds & each) for each in (1, 2)]
-    values: Any = np.array([is_new, time, number, *flags], np.float64)
+    values: Any = np.array([is_new, time, number, *flags, due], np.float64)
     reduce_to_most(_CHANGES, values)
-    return bool(values[0]), float(values[1]), int(values[2]), int(values[3] + 2 * values[4])
+    kinds = int(values[3] + 2 * values[4])
+    return bool(values[0]), float(values[1]), int(values[2]), kinds, bool(values[5])
 
 
 def reduce_to_most(name: str, values: Any) -> None:

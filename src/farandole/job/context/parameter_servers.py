@@ -9,9 +9,11 @@ from farandole.job.context import session
 if TYPE_CHECKING:
     from farandole.core.gossip.peer_group import PeerServer
     from farandole.core.ps.client import Servers
+    from farandole.core.ps.saved_states import LoadedStates, SavedOptimizer
     from farandole.job.context.server_access import ServerAccess
 
 _access: ServerAccess | None = None  # this session's access, once a strategy needs servers
+_loaded: LoadedStates | None = None  # from the commit on disk from which the job continues
 _kept: list[ServerAccess] = []  # from sessions that ended while an exception was handled
 
 
@@ -20,7 +22,10 @@ def servers() -> Servers:
 
     Raises SettingsError in a process without a launcher, and RendezvousError if they do not start.
     """
-    return access().open(session.store())
+    found = access().open(session.store())
+    if _loaded is not None:
+        found.loaded = _loaded
+    return found
 
 
 def peer_server() -> PeerServer:
@@ -53,6 +58,26 @@ def commit_to_servers(number: int) -> None:
     """
     if _access is not None:
         _access.commit(number)
+
+
+def server_states(number: int) -> list[SavedOptimizer]:
+    """Return the states of the servers' optimizers at commit ``number``; empty without servers.
+
+    Raises OSError or HorovodInternalError if a server is lost, and DataError if it no longer has
+    the states.
+    """
+    return [] if _access is None else _access.optimizer_states(number)
+
+
+def load_server_states(commit: int, states: list[SavedOptimizer] | None) -> None:
+    """Let the parameter servers begin with the states of their optimizers in the commit on disk
+    with number ``commit``. ``states``: None if it has none.
+    """
+    global _loaded
+    # imported here because a plain job has no servers
+    from farandole.core.ps.saved_states import LoadedStates
+
+    _loaded = LoadedStates(commit, states)
 
 
 def follows_centre() -> bool:

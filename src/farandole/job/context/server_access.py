@@ -21,6 +21,7 @@ from farandole.net.store import StoreClient
 
 if TYPE_CHECKING:
     from farandole.core.gossip.peer_group import PeerServer
+    from farandole.core.ps.saved_states import SavedOptimizer
 
 # Seconds for which rank 0 keeps serving after its end; the other ranks can train without it for
 # that time.
@@ -132,10 +133,16 @@ class ServerAccess:
 
     def commit(self, number: int) -> None:
         """Let the servers keep the states of their optimizers for commit ``number`` of an
-        elastic job.
+        elastic job, or of a job that writes commits to a folder.
         """
-        if self._servers is not None and self._elastic:
+        # In a job of a fixed size, only rank 0 writes commits.
+        writes = self._settings.commit_dir and self._placement.rank == 0
+        if self._servers is not None and (self._elastic or writes):
             self._servers.commit(number)
+
+    def optimizer_states(self, number: int) -> list[SavedOptimizer]:
+        """Return the states of the servers' optimizers; see ``Servers``."""
+        return [] if self._servers is None else self._servers.optimizer_states(number)
 
     def close(self, failed: bool) -> None:
         """End the servers in this process once all ranks have left; immediately if this rank

@@ -104,11 +104,14 @@ def newest(folder: Path) -> tuple[int, bytes] | None:
 def test_commits_are_written_in_the_background_when_due(tmp_path: Path) -> None:
     state, writer = Bytes(), CommitWriter(CommitFolder(str(tmp_path)), seconds=1000.0)
     writer.offer(state, 1, b"one")
+    assert writer.is_due()
+    writer.start()
     assert newest(tmp_path) is None
     writer.offer(state, 2, b"two")
     state.gate.set()
     until(lambda: newest(tmp_path) is not None, "the first write")
-    writer.offer(state, 3, b"three")  # not due
+    writer.offer(state, 3, b"three")
+    assert not writer.is_due()
     assert writer.write_now()
     assert newest(tmp_path) == (3, b"three")
     assert writer.write_now()

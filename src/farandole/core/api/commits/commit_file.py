@@ -1,5 +1,5 @@
-"""The file format of a commit: a line with its description and a digest, then the packed state.
-Pure.
+"""The file format of a commit: a line with its description and a digest, then the packed state and
+the states of parameter servers. Pure.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class Commit(NamedTuple):
     - ``content``: The state, packed by its ``to_bytes``.
     - ``job``: The id of the job that wrote the commit.
     - ``shares``: The number of shares of the job's fixed global batch, or 0.
+    - ``servers``: The states of the optimizers on parameter servers, packed; empty if unknown.
+    - ``ranks``: The number of ranks if each has written its own values, else 0.
     """
 
     number: int
@@ -28,20 +30,26 @@ class Commit(NamedTuple):
     content: bytes
     job: str = ""
     shares: int = 0
+    servers: bytes = b""
+    ranks: int = 0
 
-    def to_parts(self) -> tuple[bytes, bytes]:
-        """Return the content of the commit's file, as its first line and the rest."""
+    def to_parts(self) -> tuple[bytes, bytes, bytes]:
+        """Return the content of the commit's file: its first line, the state and the servers'
+        states.
+        """
         facts = {
             "format": _FORMAT,
             "number": self.number,
             "time": self.time,
             "state": self.state,
             "size": len(self.content),
-            "digest": _digest(self.content),
+            "servers": len(self.servers),
+            "digest": _digest(self.content, self.servers),
             "job": self.job,
             "shares": self.shares,
+            "ranks": self.ranks,
         }
-        return json.dumps(facts).encode() + b"\n", self.content
+        return json.dumps(facts).encode() + b"\n", self.content, self.servers
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Commit:
@@ -54,32 +62,39 @@ class Commit(NamedTuple):
             if facts["format"] != _FORMAT:
                 raise ValueError(f"its format is {facts['format']!r}, not {_FORMAT!r}")
             size, digest = int(facts["size"]), str(facts["digest"])
+            total = size + int(facts.get("servers", 0))
             found = cls(
                 int(facts["number"]),
                 float(facts["time"]),
                 str(facts["state"]),
-                content,
+                content[:size],
                 str(facts.get("job", "")),
                 int(facts.get("shares", 0)),
+                content[size:],
+                int(facts.get("ranks", 0)),
             )
         except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError("its first line is not the description of a commit") from error
-        if len(content) != size:
-            raise ValueError(f"it has {len(content)} of {size} bytes")
+        if len(content) != total:
+            raise ValueError(f"it has {len(content)} of {total} bytes")
         if _digest(content) != digest:
             raise ValueError(f"its content does not have the digest {digest}")
         return found
 
 
-def job_of(begin: bytes) -> str:
-    """Return the id of the job that wrote the commit whose file begins with ``begin``; empty if it
-    is unknown.
+def origin_of(begin: bytes) -> tuple[str, int]:
+    """Return the id of the job that wrote the commit whose file begins with ``begin``, and the
+    number of the commit; an empty id and 0 if they are unknown.
     """
     try:
-        return str(json.loads(begin.partition(b"\n")[0]).get("job", ""))
-    except (AttributeError, ValueError):
-        return ""
+        facts = json.loads(begin.partition(b"\n")[0])
+        return str(facts.get("job", "")), int(facts.get("number", 0))
+    except (AttributeError, TypeError, ValueError):
+        return "", 0
 
 
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=16).hexdigest()
+def _digest(*parts: bytes) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

@@ -10,15 +10,20 @@ import weakref
 from _blake2 import blake2b
 from typing import Any
 
+import cloudpickle
+
 from farandole.base.durations import readable
 from farandole.base.log import logger
+from farandole.base.pickled import dumps
 from farandole.core.api.commits.commit_file import Commit
 from farandole.core.api.commits.folder_lock import FolderLock
 from farandole.core.api.commits.own_values import OwnValues
+from farandole.core.api.commits.rank_files import RankFiles
 from farandole.core.api.commits.store import RESTART, CommitFolder
 from farandole.core.api.commits.writer import CommitWriter
 from farandole.core.api.objects import broadcast_object
-from farandole.errors import CommitDirError, DataError
+from farandole.core.api.state import ObjectState
+from farandole.errors import CommitDirError, DataError, HorovodInternalError
 from farandole.job import context
 from farandole.job.config import Settings
 from farandole.job.report import messages
@@ -39,10 +44,16 @@ class Keeper:
         self._own = OwnValues(settings.commit_copies) if has_own_values else None
         self._writer: CommitWriter | None = None
         self._lock: FolderLock | None = None
+        self._of_ranks: RankFiles | None = None
         if self._folder is not None:
             job = _job()
+            self._of_ranks = RankFiles(settings.commit_dir, job)
             self._writer = CommitWriter(
-                self._folder, settings.commit_dir_seconds, job, context.shares()
+                self._folder,
+                settings.commit_dir_seconds,
+                job,
+                context.shares(),
+                _packed_server_states,
             )
             if self._folder.local:
                 self._lock = FolderLock(self._folder.local, job)
@@ -51,10 +62,29 @@ class Keeper:
         """Keep the values just saved by ``state``. Does not wait for the disk or the network,
         except for copies of the previous commit.
         """
-        if self._writer is not None and context.rank() == 0:
-            self._writer.offer(state, context.commit_number(), state.saved_values())
+        number = context.commit_number()
+        if self._writer is not None and self._of_ranks is not None:
+            apart = _differs(state)
+            if context.rank() == 0:
+                ranks = context.size() if apart else 0
+                self._writer.offer(state, number, state.saved_values(), ranks)
+            elif apart:
+                self._of_ranks.offer(state, number)
         if self._own is not None:
-            self._own.keep(state, context.commit_number())
+            self._own.keep(state, number)
+
+    def is_due(self) -> bool:
+        """Return whether this is rank 0, and it is time to write a commit."""
+        return self._writer is not None and context.rank() == 0 and self._writer.is_due()
+
+    def write(self) -> None:
+        """Start to write the last commit, which all ranks have made."""
+        if self._writer is None or self._of_ranks is None:
+            return
+        if context.rank() == 0:
+            self._writer.start()
+        else:
+            self._of_ranks.start()
 
     def hand_over(self, state: Any) -> None:
         """Hand over the own values of lost ranks to the present ranks. Collective."""
@@ -72,11 +102,12 @@ class Keeper:
         self._begun = True
         if has_state and self._lock is not None and context.rank() == 0:
             self._lock.acquire_if_free()  # the previous rank 0 may be lost, and its lock with it
-        if self._folder is None or has_state:
+        if self._folder is None or self._of_ranks is None or has_state:
             return
-        number, failure = 0, ""
+        commit, number, failure = None, 0, ""
         if context.rank() == 0:
-            number, failure = self._try_to_read(self._folder, state)
+            commit, failure = self._try_to_read(self._folder, self._of_ranks, state)
+            number = 0 if commit is None else commit.number
         number, failure = broadcast_object((number, failure), name=_LOAD)
         lost = context.lost_commit()
         if not number and not failure and lost:
@@ -85,6 +116,14 @@ class Keeper:
             raise CommitDirError(f"--commit-dir {self._folder.path}: {failure}")
         if number or not context.is_elastic():
             context.adopt_commits(number)
+        self._of_ranks.load(commit)
+
+    def use_own_values(self, state: Any) -> None:
+        """Set this rank's own values of the loaded commit, after ``state`` has received rank
+        0's.
+        """
+        if self._of_ranks is not None:
+            self._of_ranks.use(state)
 
     def flush(self) -> None:
         """Complete the copies of the last commit before a planned change of ranks. Collective."""
@@ -95,42 +134,82 @@ class Keeper:
         """Write the last commit, at the end of the program's function."""
         if self._own is not None:
             self._own.close()
-        if self._writer is not None and context.rank() == 0:
-            self._writer.finish()
+        if self._writer is not None and self._of_ranks is not None:
+            if context.rank() == 0:
+                self._writer.finish()
+            else:
+                self._of_ranks.finish()
         if self._lock is not None:
             self._lock.release()
 
     def write_now(self) -> bool:
         """Write the last commit; see the function ``write_now``."""
-        return self._writer is not None and context.rank() == 0 and self._writer.write_now()
+        if self._writer is None or self._of_ranks is None:
+            return False
+        if context.rank() == 0:
+            return self._writer.write_now()
+        self._of_ranks.write_now()
+        return False
 
-    def _try_to_read(self, folder: CommitFolder, state: Any) -> tuple[int, str]:
-        """Load the newest commit into ``state``. Return the commit's number, or 0 for none, and the
-        reason of a failure.
+    def _try_to_read(
+        self, folder: CommitFolder, of_ranks: RankFiles, state: Any
+    ) -> tuple[Commit | None, str]:
+        """Load the newest commit into ``state``. Return the commit, or None, and the reason of a
+        failure.
         """
         try:
             if self._lock is not None:
                 self._lock.acquire()
-            commit = folder.newest(logger.warning)
+            commit = folder.newest(logger.warning, of_ranks.is_complete)
             folder.check_writable()
         except DataError as error:
-            return 0, str(error)
+            return None, str(error)
         except Exception as error:
-            return 0, f"{_in_one_line(error)}. Check the folder, and the rights to write there"
+            return None, f"{_in_one_line(error)}. Check the folder, and the rights to write there"
         if commit is None:
-            return 0, ""
+            return None, ""
         try:
             _check_fit(commit, state)
             state.from_bytes(commit.content)
+            context.load_server_states(commit.number, _server_states(commit))
         except Exception as error:
-            return 0, f"commit {commit.number} does not fit: {_in_one_line(error)}. {RESTART}"
+            return None, f"commit {commit.number} does not fit: {_in_one_line(error)}. {RESTART}"
         age = readable(max(0.0, time.time() - commit.time))
         lost = context.lost_commit()
         messages.log(
             f"The training continues from commit {commit.number} in {folder.path}, which is"
             f" {age} old." + (f" Commit {lost} was lost." if lost > commit.number else "")
         )
-        return commit.number, ""
+        return commit, ""
+
+
+def _differs(state: Any) -> bool:
+    """Return whether the values of ``state`` may differ between ranks that commit together."""
+    if context.commits_alone() or context.size() == 1:
+        return False
+    own = isinstance(state, ObjectState) and state.merges_of_own_values()
+    return context.keeps_each_rank() or bool(own)
+
+
+def _packed_server_states(number: int) -> bytes:
+    """Return the states of parameter servers at commit ``number``, packed; empty if a server does
+    not send them.
+    """
+    try:
+        # the first synchronization counts as a commit on the servers
+        return dumps(context.server_states(number + 1))
+    except (DataError, HorovodInternalError, OSError) as error:
+        logger.warning(
+            "commit %d will be written without the states of the optimizers on the parameter"
+            " servers: %s. A job that continues from it begins them again with zeros",
+            number,
+            _in_one_line(error),
+        )
+        return b""
+
+
+def _server_states(commit: Commit) -> Any:
+    return cloudpickle.loads(commit.servers) if commit.servers else None
 
 
 def _check_fit(commit: Commit, state: Any) -> None:
@@ -177,8 +256,9 @@ def write_now() -> bool:
     """Write the last commit to the folder of ``--commit-dir`` now, for example before the host is
     shut down. Return whether it is written.
 
-    Call it on any thread of any rank; only rank 0 writes. Returns False without a folder, without a
-    commit, and after a failed write, which is logged.
+    Call it on any thread of all ranks. Rank 0 writes the commit; other ranks write only their own
+    values, if these differ, and return False. Returns False without a folder, without a commit, and
+    after a failed write, which is logged.
     """
     keeper = None if _keeper is None else _keeper()
     return keeper is not None and keeper.write_now()

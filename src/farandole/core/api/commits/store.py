@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from farandole.base.optional import require, require_file_system
-from farandole.core.api.commits.commit_file import Commit, job_of
+from farandole.core.api.commits.commit_file import Commit, origin_of
 from farandole.errors import DataError
 
+COMMIT = "commit"  # the kind of rank 0's files
 KEPT = 2  # files in a folder: the newest one, and the previous one in case the newest is damaged
 RESTART = "Use a different folder to train from the beginning"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BEGIN = 1 << 12  # bytes that contain the first line of a commit
-_NAME = re.compile(r"commit-(\d{12})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -44,12 +44,15 @@ class ForeignCommitError(Exception):
 class CommitFolder:
     """The commits in a folder, numbered in the order in which they were written.
 
-    ``path``: a path, or a URL of any file system of fsspec. Raises ImportError if fsspec, or its
-    package for the URL, is missing. Methods raise OSError if the folder cannot be used.
+    ``path``: a path, or a URL of any file system of fsspec. ``kind``: the first part of the names
+    of the files. Raises ImportError if fsspec, or its package for the URL, is missing. Methods
+    raise OSError if the folder cannot be used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, kind: str = COMMIT) -> None:
         self.path = path
+        self._kind = kind
+        self._name = re.compile(rf"{re.escape(kind)}-(\d{{12}})")
         self.local = "" if _is_remote(path) else _local(path)
         self._files: _Files = _Local(self.local) if self.local else _Remote(path)
         self._first: str | None = None  # the newest file before this job's first one
@@ -65,10 +68,13 @@ class CommitFolder:
         newest = known[-1] if known else ""
         if self._first is None:
             self._first = newest
-        if newest != self._first and job_of(self._files.begin(newest)) not in ("", commit.job):
+        if newest != self._first and origin_of(self._files.begin(newest))[0] not in (
+            "",
+            commit.job,
+        ):
             raise ForeignCommitError(self.path_of(newest))
         number = int(newest.rpartition("-")[2]) + 1 if newest else 1
-        name = f"commit-{number:012d}"
+        name = f"{self._kind}-{number:012d}"
         try:
             self._files.write(name, commit.to_parts())
         except OSError as error:
@@ -97,24 +103,52 @@ class CommitFolder:
             self._files.remove(name)
         return True
 
-    def newest(self, report: Callable[[str], object]) -> Commit | None:
-        """Return the newest commit that is not damaged; None if the folder has no commit.
+    def newest(
+        self,
+        report: Callable[[str], object],
+        is_complete: Callable[[Commit], bool] = lambda commit: True,
+    ) -> Commit | None:
+        """Return the newest commit that is not damaged, preferably one that ``is_complete``; None
+        if the folder has no commit.
 
         ``report`` is called with a sentence for each damaged file. Raises DataError if all are
         damaged.
         """
         names = self._names()
         self._first = names[-1] if names else ""
+        found = None
         for name in reversed(names):
             try:
-                return Commit.from_bytes(self._files.read(name))
+                commit = Commit.from_bytes(self._files.read(name))
             except ValueError as error:
                 self._damaged.add(name)
                 report(f"the commit {self.path_of(name)} is damaged: {error}")
+                continue
+            if is_complete(commit):
+                return commit
+            found = found or commit
+        if found is not None:
+            return found
         if names:
             paths = ", ".join(map(self.path_of, names))
             raise DataError(f"all commits are damaged: {paths}. {RESTART}")
         return None
+
+    def of(self, job: str, number: int) -> Commit | None:
+        """Return the commit ``number`` of a job; None without it. Raises ValueError if it is
+        damaged.
+        """
+        name = self._find(job, number)
+        return None if name is None else Commit.from_bytes(self._files.read(name))
+
+    def has(self, job: str, number: int) -> bool:
+        """Return whether the folder has the commit ``number`` of a job, perhaps damaged."""
+        return self._find(job, number) is not None
+
+    def _find(self, job: str, number: int) -> str | None:
+        wanted = job, number
+        names = reversed(self._names())
+        return next((each for each in names if origin_of(self._files.begin(each)) == wanted), None)
 
     def check_writable(self) -> None:
         """Raise OSError, or an error of the URL's file system, unless files can be written."""
@@ -139,7 +173,7 @@ class CommitFolder:
         return f"{self.path.rstrip('/')}/{name}"
 
     def _names(self) -> list[str]:
-        return sorted(name for name in self._files.names() if _NAME.fullmatch(name))
+        return sorted(name for name in self._files.names() if self._name.fullmatch(name))
 
 
 class _Local:
@@ -164,8 +198,10 @@ class _Local:
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
         os.makedirs(self._path, exist_ok=True)
-        # One name for all writes, so that an interrupted one leaves at most one file.
-        partial = os.path.join(self._path, ".partial")
+        # One name for all writes of a rank, so that an interrupted one leaves at most one file.
+        kind = name.rpartition("-")[0]
+        ending = "" if kind in ("", COMMIT) else f"-{kind}"
+        partial = os.path.join(self._path, f".partial{ending}")
         try:
             with open(partial, "wb") as file:
                 file.writelines(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from farandole.base import threads
@@ -20,18 +21,22 @@ class Packable(Protocol):
 
 
 class _Last(NamedTuple):
-    """The last commit: its state, its number, its time in seconds, and its saved values."""
+    """The last commit: its state, its number, its time in seconds, its saved values, and the number
+    of ranks that write their own values with it (0: none).
+    """
 
     state: Packable
     number: int
     time: float
     saved: Any
+    ranks: int
 
 
 class CommitWriter:
     """Writes commits to ``folder``, at most one every ``seconds``, in the background.
 
     ``job``: the id of the job. ``shares``: the number of shares of its fixed global batch, or 0.
+    ``servers``: returns the packed states of parameter servers at a commit, by its number.
 
     After a failed write, a later commit is tried. The first of several failures with one reason is
     reported, and so is the end of the failures. When another job writes to the folder, no more
@@ -39,8 +44,14 @@ class CommitWriter:
     """
 
     def __init__(
-        self, folder: CommitFolder, seconds: float, job: str = "", shares: int = 0
+        self,
+        folder: CommitFolder,
+        seconds: float,
+        job: str = "",
+        shares: int = 0,
+        servers: Callable[[int], bytes] = lambda number: b"",
     ) -> None:
+        self._servers = servers
         self._folder, self._seconds = folder, seconds
         self._job, self._shares = job, shares
         self._last: _Last | None = None
@@ -53,25 +64,38 @@ class CommitWriter:
         self._failed = 0  # the number of the last commit with a reported failure
         self._has_ended = False
 
-    def offer(self, state: Packable, number: int, saved: Any) -> None:
-        """Record the commit ``number`` with its ``saved`` values, and start to write it if a write
-        is due and none is in progress.
-        """
-        self._last = _Last(state, number, time.time(), saved)
-        now = time.monotonic()
-        if now < self._due or (self._thread is not None and self._thread.is_alive()):
+    def offer(self, state: Packable, number: int, saved: Any, ranks: int = 0) -> None:
+        """Record the commit ``number`` with its ``saved`` values. ``ranks``: see ``Commit``."""
+        self._last = _Last(state, number, time.time(), saved, ranks)
+
+    def is_due(self) -> bool:
+        """Return whether it is time to write a commit, and no write is in progress."""
+        busy = self._thread is not None and self._thread.is_alive()
+        return time.monotonic() >= self._due and not busy
+
+    def start(self) -> None:
+        """Start to write the last commit, after a write in progress."""
+        last = self._last
+        if last is None:
             return
-        self._due = now + self._seconds
-        self._thread = threading.Thread(target=self._write, name="farandole-commits", daemon=True)
+        self._due = time.monotonic() + self._seconds
+        # fetched now, before this rank's next step changes them
+        servers = self._servers(last.number)
+        self._thread = threading.Thread(
+            target=self._write, args=(last, servers), name="farandole-commits", daemon=True
+        )
         threads.start(self._thread)
 
     def write_now(self) -> bool:
         """Write the last commit unless it is on disk. Return whether the last commit is on disk
         now.
         """
-        self._write()
         last = self._last
-        return last is not None and self._written >= last.number
+        if last is None:
+            return False
+        if self._written != last.number:
+            self._write(last, self._servers(last.number))
+        return self._written >= last.number
 
     def finish(self) -> None:
         """Write the last commit, and report a failure even if it is not the first one."""
@@ -84,16 +108,25 @@ class CommitWriter:
             self._reason,
         )
 
-    def _write(self) -> None:
+    def _write(self, last: _Last, servers: bytes) -> None:
         with self._writing:
-            last = self._last
-            if last is None or self._written == last.number or self._has_ended:
+            newest = last if self._last is None else self._last
+            if self._written in (last.number, newest.number) or self._has_ended:
                 return
             name, content = type(last.state).__name__, b""
             try:
                 content = last.state.to_bytes(last.saved)
                 self._folder.write(
-                    Commit(last.number, last.time, name, content, self._job, self._shares)
+                    Commit(
+                        last.number,
+                        last.time,
+                        name,
+                        content,
+                        self._job,
+                        self._shares,
+                        servers,
+                        last.ranks,
+                    )
                 )
             except ForeignCommitError as error:
                 self._end(error, last.number)
