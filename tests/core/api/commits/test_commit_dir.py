@@ -36,7 +36,26 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_commit_is_read_as_it_was_written() -> None:
-    assert Commit.from_bytes(b"".join(COMMIT.to_parts())) == COMMIT
+    whole = COMMIT._replace(job="a", shares=3, servers=b"states\nof servers", ranks=4)
+    for commit in (COMMIT, whole):
+        assert Commit.from_bytes(b"".join(commit.to_parts())) == commit
+
+
+def test_a_commit_of_all_ranks_is_preferred(tmp_path: Path) -> None:
+    store = CommitFolder(str(tmp_path))
+    of_rank = CommitFolder(str(tmp_path), "rank1")
+    for number in (1, 2):
+        store.write(COMMIT._replace(number=number, job="a"))
+    assert store.newest(pytest.fail, lambda commit: of_rank.has("a", commit.number)) is not None
+    of_rank.write(COMMIT._replace(number=1, job="a"))
+    found = store.newest(pytest.fail, lambda commit: of_rank.has("a", commit.number))
+    assert found is not None
+    assert found.number == 1
+    newest = store.newest(pytest.fail)
+    assert newest is not None
+    assert newest.number == 2
+    assert of_rank.of("a", 1) == COMMIT._replace(number=1, job="a")
+    assert of_rank.of("b", 1) is None
 
 
 @pytest.mark.parametrize(

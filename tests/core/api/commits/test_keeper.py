@@ -145,3 +145,46 @@ def test_a_commit_is_written_on_notice(tmp_path: Path) -> None:
 
     assert job(1, body, commit_dir=str(tmp_path), commit_dir_seconds=1000.0) == [True]
     assert not keeper.write_now()
+
+
+def test_each_rank_continues_with_its_own_values(tmp_path: Path) -> None:
+    """Ranks that differ only in registered values write these, not the whole state."""
+
+    def body(rank: int) -> Any:
+        @elastic.run
+        def loop(state: Any) -> Any:
+            begin = state.step, state.own
+            state.step += 1
+            state.own += 10
+            state.commit()
+            return begin
+
+        state = ObjectState(step=0, weights=np.zeros(10_000), own=rank)
+        state.register_per_rank("own")
+        return loop(state)
+
+    def run(ranks: int) -> list[Any]:
+        return job(ranks, body, commit_dir=str(tmp_path), commit_dir_seconds=1000.0)
+
+    assert run(2) == [(0, 0), (0, 1)]
+    assert run(2) == [(1, 10), (1, 11)]
+    assert run(3) == [(2, 20), (2, 1), (2, 2)]
+    sizes = [each.stat().st_size for each in tmp_path.glob("rank*")]
+    assert sizes
+    assert max(sizes) < 1000
+
+
+def test_states_that_servers_do_not_send_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(number: int) -> Any:
+        raise ConnectionResetError(f"server of commit {number}")
+
+    monkeypatch.setattr(context, "server_states", lost)
+    assert keeper._packed_server_states(7) == b""
+    (record,) = caplog.records
+    assert mentions(record.getMessage(), "commit 7", "ConnectionResetError")
+    monkeypatch.setattr(context, "server_states", lambda number: [])
+    packed = keeper._packed_server_states(7)
+    assert keeper._server_states(Commit(7, 1.5, "ObjectState", b"", servers=packed)) == []
+    assert keeper._server_states(Commit(7, 1.5, "ObjectState", b"")) is None

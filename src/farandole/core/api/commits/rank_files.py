@@ -23,11 +23,8 @@ from farandole.job import context
 _OWN, _FAILURES = "elastic.own", "elastic.own_failures"
 
 
-class _Own:
-    """A state from which only the values of ``register_per_rank`` are packed."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
+class RegisteredValues:
+    """The values of ``register_per_rank`` of a state, if only these differ between ranks."""
 
     def to_bytes(self, saved: Any) -> bytes:
         return dumps(saved)
@@ -51,7 +48,7 @@ class RankFiles:
         if context.keeps_each_rank():
             self._writers[rank].offer(state, number, state.saved_values())
         else:
-            self._writers[rank].offer(_Own(state), number, state.saved_own_values())
+            self._writers[rank].offer(RegisteredValues(), number, state.saved_own_values())
 
     def start(self) -> None:
         """Start to write the last commit of this rank."""
@@ -132,7 +129,7 @@ class RankFiles:
             return f"{type(error).__name__}: {error}"
         if found is None:
             return f"{self._path} has no file {_kind_of(context.rank())} of this commit"
-        self._content, self._is_whole = found.content, found.state != _Own.__name__
+        self._content, self._is_whole = found.content, found.state != RegisteredValues.__name__
         return ""
 
 
