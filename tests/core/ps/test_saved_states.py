@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from farandole.core.ps.client import CentreClient, Servers
 from farandole.core.ps.clocks import Rule
 from farandole.core.ps.saved_states import LoadedStates, SavedOptimizer
 from farandole.errors import DataError
+from tests.core.ps.test_memberships import ADAM, Chain, Rank, chain, together, undisturbed
 from tests.core.ps.test_server import serving
 from tests.kits.messages import mentioning, mentions
 
@@ -46,6 +48,7 @@ def trained(
     loaded: LoadedStates | None = None,
 ) -> tuple[list[Any], list[SavedOptimizer]]:
     """Return the weights after ``steps``, and the states at a commit after them."""
+    done = threading.Barrier(2)
     with serving(count=servers, replicas=2) as ranks:
 
         def body(rank: int, own: Servers) -> Any:
@@ -53,6 +56,7 @@ def trained(
             mine = [one.copy() for one in weights or initial()]
             centre = begun(rank, own, rule, mine)
             found = steps_of(rank, centre, mine, steps)
+            done.wait(60.0)
             if rank:
                 return found, []
             own.commit(7)
@@ -121,3 +125,26 @@ def test_each_centre_takes_one_state() -> None:
     assert loaded.find("a.weights.1.0.1/0,1", Rule(optimizer="adagrad"), weights, []) is None
     loaded.drop(states[:1])
     assert loaded.find("a.weights.1.0.1/0,1", adam, weights, []) is states[1]
+
+
+def test_a_membership_lost_before_its_first_commit_keeps_states() -> None:
+    """Only the lost first rank had loaded the states."""
+
+    def ranks_of(servers: Chain, scope: str, weights: list[Any]) -> list[Rank]:
+        found = [Rank(servers, rank, 2, ADAM, scope, commit=8) for rank in range(2)]
+        for each in found:
+            each.weights = [weight.copy() for weight in weights]
+        return found
+
+    with chain() as servers:
+        before = [Rank(servers, rank, 2, ADAM) for rank in range(2)]
+        weights = together(before, 3)[0]
+        before[0].servers.commit(7)
+        states = before[0].servers.optimizer_states(7)
+    with chain() as servers:
+        lost = ranks_of(servers, "1.1", weights)
+        lost[0].servers.loaded = LoadedStates(7, states)
+        together(lost, 1)
+        found = together(ranks_of(servers, "2.1", weights), 2)
+    for mine, theirs in zip(found[0], undisturbed(ADAM, 5), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
