@@ -77,7 +77,7 @@ def test_a_killed_job_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     assert code == 0, err
     assert sum("begin 7" in line for line in found) == 2
     assert mentions([*found, *err.splitlines()], "commit 7")
-    ends = [[line for line in lines if "end" in line] for lines in (found, expected)]
+    ends = [[line for line in lines if ":end " in line] for lines in (found, expected)]
     assert ends[0] == ends[1]
     assert len(ends[0]) == 4
     assert "optimizer=adam" not in err
